@@ -1,0 +1,1 @@
+"""lab: scenarios, sweeps and the one place where their rows are written."""

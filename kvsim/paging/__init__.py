@@ -1,0 +1,7 @@
+"""The ledger: pages, tables, holders and the verbs append, fork, evict and free, in integers."""
+
+from kvsim.paging.geometry import Geometry, geometry, single
+from kvsim.paging.ledger import MODEL_VERSION, Ledger
+from kvsim.paging.store import CountingStore, Store
+
+__all__ = ["MODEL_VERSION", "CountingStore", "Geometry", "Ledger", "Store", "geometry", "single"]

@@ -1,0 +1,56 @@
+"""How a kernel is compiled: `njit` with a cache folder named by the sources of all kernels.
+
+Numba's cache does not see a change in a function that a kernel calls from another module, so a
+stale build could be served. The folder's name therefore hashes every source file of the rooms
+that hold kernels. No fastmath: the counts are integers, and the rows are proved bit by bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOMS = ("paging", "engine")
+
+
+def _sources_hash() -> str:
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for source in sorted((package / room).rglob("*.py")):
+            digest.update(source.relative_to(package).as_posix().encode())
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    """A writable folder for compiled kernels, below the user's own choice if there is one."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = (Path(chosen) if chosen else Path(caches) / "kvsim" / "numba") / _sources_hash()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    # A home that cannot be written still compiles, once a process instead of once a machine.
+    return Path(tempfile.mkdtemp(prefix="kvsim-numba-"))
+
+
+def _numba_njit() -> Any:
+    import numba
+
+    numba.config.CACHE_DIR = str(_cache_folder())
+    return numba.njit
+
+
+_njit = _numba_njit()
+
+
+def kernel(function: Any) -> Any:
+    """Compile `function` when it is first called, and keep the build on disk."""
+    return _njit(cache=True, nogil=True, error_model="numpy")(function)

@@ -1,0 +1,77 @@
+"""Samples of a ledger: the census of slots and the packed floors, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.paging import fields as f
+from kvsim.paging.arrays import Arrays
+from kvsim.paging.census import DEAD_SLOT, LIVE_SLOT, distinct_slots, mark_slots
+from kvsim.paging.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Physical slots of the held pages, each counted once, summed over scope units."""
+
+    live: int
+    dead: int
+    tail: int
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Fewest pages, and their bytes, that could hold what is retained.
+
+    Attributes
+    ----------
+    row_pages : int
+        When rows may move on their own: the longest unit of each table decides.
+    slot_pages : int
+        When only whole slots may move: the union over the table's units decides.
+    live_row_bytes : int
+        Bytes of the distinct rows that are retained.
+    """
+
+    row_pages: int
+    slot_pages: int
+    live_row_bytes: int
+
+
+def count_slots(arrays: Arrays) -> Slots:
+    """Take the census of the physical slots of held pages."""
+    page_tokens = int(arrays.scalars[f.PAGE_TOKENS])
+    pages = int(arrays.scalars[f.PAGES])
+    marks = np.zeros(pages * page_tokens, np.uint8)
+    mark_slots(arrays, marks)
+    held = np.repeat(arrays.pages[f.REFCOUNT, :pages] > 0, page_tokens)
+    counts = np.bincount(marks[held], minlength=3)
+    live, dead = int(counts[LIVE_SLOT]), int(counts[DEAD_SLOT])
+    return Slots(live=live, dead=dead, tail=int(held.sum()) - live - dead)
+
+
+def floors(arrays: Arrays, geometry: Geometry) -> Floors:
+    """Count the packed floors: forks of one ancestor count as one table."""
+    tables = arrays.tables
+    page_tokens = int(arrays.scalars[f.PAGE_TOKENS])
+    members = np.flatnonzero(tables[:, f.SEQUENCE] >= 0)
+    if members.size == 0:
+        return Floors(0, 0, 0)
+    label = tables[members, f.ROOT] * geometry.scope_units + tables[members, f.SCOPE]
+    members = members[np.argsort(label, kind="stable")]
+    label = np.sort(label)
+    _, first, family = np.unique(label, return_index=True, return_inverse=True)
+    sets = len(geometry.inner_sets[0])
+    counts = np.zeros((first.size, sets), np.int64)
+    union = np.zeros(first.size, np.int64)
+    stamps = np.full(int(arrays.scalars[f.PAGES]) * page_tokens, -1, np.int64)
+    distinct_slots(arrays, members, family.astype(np.int64), stamps, counts, union)
+    scopes = arrays.scopes[tables[members[first], f.SCOPE]]
+    row_bytes = scopes[:, f.SET_COLUMNS + f.BYTES :: f.PER_SET]
+    return Floors(
+        row_pages=int((-(-counts.max(axis=1) // page_tokens)).sum()),
+        slot_pages=int((-(-union // page_tokens)).sum()),
+        live_row_bytes=int((counts * row_bytes).sum()),
+    )
