@@ -56,9 +56,7 @@ class CeilingExceeded(LedgerError):
     def __init__(self, verb: str, needed_pages: int, free_pages: int) -> None:
         self.needed_pages = needed_pages
         self.free_pages = free_pages
-        super().__init__(
-            f"{verb} needs {needed_pages} pages and the ceiling leaves {free_pages}"
-        )
+        super().__init__(f"{verb} needs {needed_pages} pages and the ceiling leaves {free_pages}")
 
 
 class Infeasible(KvsimError):

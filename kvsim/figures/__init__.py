@@ -40,7 +40,7 @@ class FigureModule(Protocol):
         """Flat rows that the figure shows, or a :class:`~kvsim.errors.FigureError`."""
 
     def draw(self, data: Sequence[Mapping[str, Any]]) -> Any:
-        """Return a matplotlib figure of what ``select`` returned."""
+        """Return a matplotlib figure of what ``select`` returned, inside ``style.context()``."""
 
 
 class _Figures(Mapping[str, FigureModule]):

@@ -172,8 +172,8 @@ def settings(data: Sequence[AnyRow]) -> str:
         said += ["no compaction"]
     else:
         said += [f"compaction {row['compaction']} by {row['compaction_unit']}"]
-    for column, usual in FIXED[5:]:
-        if row[column] not in (None, usual):
+    for column in ("positions", "append", "when", "ceiling_pages"):
+        if row[column] not in (None, dict(FIXED)[column]):
             said += [f"{column} = {row[column]}"]
     seeds = len({row["seed"] for row in data})
     if seeds > 1:

@@ -76,7 +76,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
     for j, (sets, scope) in enumerate(columns):
         axes[0][j].set_title(f"{sets} sets,\n{scope} scope")
     figure.supylabel("Retained attention mass")
-    figure.supxlabel(f"Held bytes, MiB\n({_rows.settings(data)})")
+    style.x_title(figure, "Held bytes, MiB", _rows.settings(data))
     handles: list[Any] = [
         Line2D([], [], label=kind, **{"color": style.INK, "marker": "o", **_line(kind, style.INK)})
         for kind in kinds

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-
 COLUMN_IN = 3.4
 """Width of a figure that fits one column of a paper, in inches."""
 PAGE_IN = 7.0
@@ -45,10 +45,10 @@ PALE = "#c8c8c8"
 
 
 class Look(NamedTuple):
-    """Colour and marker of a policy."""
+    """Colour of a policy, and its marker as ``Axes.plot`` takes it: a letter or a star's tuple."""
 
     color: str
-    marker: str
+    marker: Any
 
 
 POLICIES = {
@@ -66,12 +66,11 @@ POLICIES = {
 """Look of each policy that the project ships, in the order of the legend."""
 
 SPARE_COLORS = ("#4b0092", "#117733", "#a50026", "#7f6000", "#004488")
-SPARE_MARKERS = ("*", "d", "h", "8", "H")
+SPARE_MARKERS = ("*", "d", (6, 1, 0), (4, 1, 0), (3, 1, 0))
 """What other policies get: none of it is used above, so a user's own file is never mistaken."""
 
 RC: dict[str, Any] = {
     "pdf.fonttype": 42,
-    "pdf.compression": 9,
     "font.family": "DejaVu Sans",
     "font.size": TEXT_PT,
     "axes.titlesize": TEXT_PT,
@@ -99,7 +98,7 @@ RC: dict[str, Any] = {
     "xtick.major.pad": 2.0,
     "ytick.major.pad": 2.0,
     "lines.linewidth": 0.9,
-    "lines.markersize": 3.2,
+    "lines.markersize": 3.5,
     "lines.markeredgewidth": 0.6,
     "legend.frameon": False,
     "legend.handlelength": 2.4,
@@ -144,7 +143,7 @@ def looks(policies: Iterable[str]) -> dict[str, Look]:
 
 
 def label(policy: str) -> str:
-    """Name to print: a policy file by its stem, with nothing that matplotlib takes for a formula."""
+    """Name to print: a policy file by its stem, and no sign that would start a formula."""
     name = PurePath(policy).stem if policy.endswith(".py") else policy
     return name.replace("$", r"\$")
 
@@ -195,6 +194,13 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 def row_label(axes: Axes, text: str) -> None:
     """Name a row of panels at its right end, where no axis stands."""
     axes.text(1.04, 0.5, text, transform=axes.transAxes, rotation=270, va="center", ha="left")
+
+
+def x_title(figure: Figure, text: str, settings: str) -> None:
+    """Title the horizontal axes, and say beneath for which settings the figure holds."""
+    # A letter of this font is 0.6 of its height wide at most, on average.
+    letters = int(figure.get_figwidth() * 72 / (0.6 * TEXT_PT))
+    figure.supxlabel("\n".join([text, *textwrap.wrap(f"({settings})", letters)]))
 
 
 def empty(axes: Axes) -> None:
@@ -340,6 +346,6 @@ def policy_grid(
     for j, granularity in enumerate(columns):
         axes[0][j].set_title(granularity)
     figure.supylabel(y_label)
-    figure.supxlabel(f"{x_label}\n({_rows.settings(data)})")
+    x_title(figure, x_label, _rows.settings(data))
     finish(figure, [*policy_handles(found), ideal_handle(ideal)])
     return figure

@@ -65,6 +65,10 @@ class Geometry:
         inside = len(self.inner_sets[0])
         return inside if inside > 1 else 0
 
+    def first_scope_of(self, which: int) -> int:
+        """Return the first scope unit that holds rows of a set."""
+        return self.unit_scope[self.unit_set.index(which)]
+
     def page_row_bytes(self) -> np.ndarray:
         """Bytes of one token's rows in each scope unit, int64 [scope unit]."""
         return np.bincount(

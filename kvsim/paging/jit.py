@@ -8,6 +8,7 @@ that hold kernels. No fastmath: the counts are integers, and the rows are proved
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import tempfile
 from pathlib import Path
@@ -42,8 +43,7 @@ def _cache_folder() -> Path:
 
 
 def _numba_njit() -> Any:
-    import numba
-
+    numba: Any = importlib.import_module("numba")
     numba.config.CACHE_DIR = str(_cache_folder())
     return numba.njit
 

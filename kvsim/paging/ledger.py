@@ -234,7 +234,7 @@ class Ledger:
 
         Tables of a set that spans several scope units agree; the first of them answers.
         """
-        scope = next(s for s, inner in enumerate(self.geometry.inner_sets) if which in inner)
+        scope = self.geometry.first_scope_of(which)
         kept = np.zeros(self.cursor(sequence, scope), np.bool_)
         member = self.geometry.inner_sets[scope].index(which)
         census.retained_slots(self._arrays, sequence * self._units + scope, member, kept)

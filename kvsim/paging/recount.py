@@ -94,7 +94,7 @@ def recount(arrays: Arrays, geometry: Geometry) -> None:
         _must(int(row[f.SCOPE]) == scope, f"table {table}: wrong scope unit")
         _must(int(row[f.SEQUENCE]) == table // geometry.scope_units, f"table {table}: sequence")
         start, cursor = int(row[f.START]), int(row[f.CURSOR])
-        slots = np.arange(cursor)
+        numbers = np.arange(cursor)
         pages_here = arrays.entries[f.PAGE, start : start + int(row[f.ENTRIES])].astype(np.int64)
         named = pages_here[pages_here >= 0]
         _must(
@@ -102,10 +102,10 @@ def recount(arrays: Arrays, geometry: Geometry) -> None:
             f"table {table}: one of its pages serves another scope unit",
         )
         owner[named] = scope
-        page = pages_here[slots // page_tokens]
-        kind = np.where(arrays.dead[start * page_tokens + slots], 1, 2)
+        page = pages_here[numbers // page_tokens]
+        kind = np.where(arrays.dead[start * page_tokens + numbers], 1, 2)
         there = page >= 0
-        np.maximum.at(status, (page * page_tokens + slots % page_tokens)[there], kind[there])
+        np.maximum.at(status, (page * page_tokens + numbers % page_tokens)[there], kind[there])
     refcounts = arrays.pages[f.REFCOUNT, :pages]
     _must(bool((refcounts == references).all()), "a refcount is not the number of its entries")
     held = refcounts > 0

@@ -137,15 +137,21 @@ def test_failed_rows_are_dropped_and_run_again(tmp_path):
         ("rows.jsonl", b'"run-000002"', b'"run-000000"', "rows.jsonl:3:"),
         ("measured.jsonl", b'"run-000003"', b"3", "measured.jsonl:4:"),
         ("measured.jsonl", b'"run-000003"', b'"run-000002"', "measured.jsonl:4:"),
-        ("manifest.json", b"{", b"", "manifest.json"),
-        ("manifest.json", b'"model_version"', b'"version"', "manifest.json"),
-        ("manifest.json", b'"commands"', b'"command"', "manifest.json"),
+        ("manifest.json", b"{", b"", "manifest.json: cannot be read (not valid"),
+        (
+            "manifest.json",
+            b'"model_version"',
+            b'"version"',
+            "manifest.json: cannot be read (no model",
+        ),
+        ("manifest.json", b'"commands"', b'"command"', "manifest.json: cannot be read (no list"),
     ],
 )
 def test_damage_is_named_and_nothing_changes(filled, name, old, new, says):
     file = filled / name
     assert old in file.read_bytes()
-    file.write_bytes(file.read_bytes().replace(old, new, 1) + b'{"torn')
+    torn = b"" if name == "manifest.json" else b'{"torn'
+    file.write_bytes(file.read_bytes().replace(old, new, 1) + torn)
     assert says in refused(filled)
     if name == "rows.jsonl":
         with pytest.raises(ResultsError, match=says):

@@ -45,12 +45,12 @@ def test_a_line_reads_back_as_its_row_and_is_one_line(row):
 def test_the_manifest_says_who_made_the_rows_and_names_no_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home = "/home/someone"
-    words = [f"{home}/bin/kvsim", f"{tmp_path}/exp", f"--out={home}/a=b", f'w.path="{home}/f"']
+    words = [f"{home}/bin/kvsim", f"{tmp_path}/exp", f"--out={home}/a=/b", f'w.path="{home}/f"']
     for _ in range(2):
         ResultsFolder.open("out", model_version=3, command=[*words, "seed=1", "a/b"]).close()
     text = (tmp_path / "out/manifest.json").read_text()
     content = json.loads(text)
-    command = ["kvsim", "exp", "--out=.../a=b", 'w.path=".../f"', "seed=1", "a/b"]
+    command = ["kvsim", "exp", "--out=.../b", 'w.path=".../f"', "seed=1", "a/b"]
     assert content["commands"] == [command, command]
     assert content["model_version"] == 3
     assert " ".join(content["machine"]) == "platform machine processor cpu_count python"

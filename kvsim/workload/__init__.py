@@ -1,0 +1,1 @@
+"""What the cache is asked to hold: recorded attention now, synthetic processes and traces next."""

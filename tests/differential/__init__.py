@@ -1,0 +1,1 @@
+"""Tests that run two programs in lockstep and allow no difference."""
