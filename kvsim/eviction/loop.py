@@ -242,12 +242,12 @@ class EvictionLoop:
             table[which] = self.ledger.geometry.first_scope_of(which)
             cursor[which] = self.ledger.cursor(sequence, int(table[which]))
         shape = self.set_shape
+        places = place.reshape(*shape, view.tokens)
         dense = -(-self.tracked[sequence].appended // page_tokens)
-        place = place.reshape(*shape, view.tokens)
         return Places(
-            position=place,
+            position=places,
             next_position=cursor.reshape(shape),
-            entry=place // page_tokens,
+            entry=places // page_tokens,
             complete=(cursor // page_tokens).reshape(shape),
             table=table.reshape(shape),
             dense=np.full(shape, dense, np.int64),

@@ -1,7 +1,8 @@
 """The ledger: pages, tables, holders and the verbs append, fork, evict and free, in integers."""
 
 from kvsim.paging.geometry import Geometry, geometry, single
-from kvsim.paging.ledger import MODEL_VERSION, Ledger
+from kvsim.paging.ledger import Ledger
 from kvsim.paging.store import CountingStore, Store
+from kvsim.paging.version import MODEL_VERSION
 
 __all__ = ["MODEL_VERSION", "CountingStore", "Geometry", "Ledger", "Store", "geometry", "single"]

@@ -20,7 +20,6 @@ from kvsim.paging.recount import recount
 from kvsim.paging.samples import Floors, Slots, count_slots, floors
 from kvsim.paging.store import CountingStore, Store
 
-MODEL_VERSION = 1  # raised whenever the same scenario would give another row
 ORDERS = {"fifo": f.FIFO, "lifo": f.LIFO}
 UNLIMITED = 2**31 - 2
 
@@ -229,12 +228,14 @@ class Ledger:
         """Return the refcount of each page, int32 [pages]."""
         return self._arrays.pages[f.REFCOUNT, :-1].copy()
 
-    def retained(self, sequence: int, which: int) -> np.ndarray:
+    def retained(self, sequence: int, which: int, scope: int | None = None) -> np.ndarray:
         """Return which slots a set retains, bool [cursor].
 
-        Tables of a set that spans several scope units agree; the first of them answers.
+        Tables of a set that spans several scope units agree; unless `scope` names one, the
+        first of them answers.
         """
-        scope = self.geometry.first_scope_of(which)
+        if scope is None:
+            scope = self.geometry.first_scope_of(which)
         kept = np.zeros(self.cursor(sequence, scope), np.bool_)
         member = self.geometry.inner_sets[scope].index(which)
         census.retained_slots(self._arrays, sequence * self._units + scope, member, kept)
@@ -247,6 +248,25 @@ class Ledger:
     def floors(self) -> Floors:
         """Count the fewest pages that could hold what is retained."""
         return floors(self._arrays, self.geometry)
+
+    @property
+    def logical_live_slots(self) -> int:
+        """Live slots summed over tables: a shared slot counts once in each."""
+        tables = self._arrays.tables[self._arrays.tables[:, f.SEQUENCE] >= 0]
+        return int((tables[:, f.CURSOR] - tables[:, f.DEAD]).sum())
+
+    @property
+    def retained_rows(self) -> int:
+        """(token, layer, head) rows that sets retain, summed over sequences."""
+        rows = 0
+        for sequence in self.sequences():
+            for scope, inner in enumerate(self.geometry.inner_sets):
+                for member, which in enumerate(inner):
+                    units = int(
+                        self._arrays.scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.ROWS]
+                    )
+                    rows += units * int(np.count_nonzero(self.retained(sequence, which, scope)))
+        return rows
 
     @property
     def metadata_bytes(self) -> int:

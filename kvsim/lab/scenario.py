@@ -1,0 +1,202 @@
+"""A scenario: everything that decides one run, frozen, with every default in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+GRANULARITIES = ("token", "window", "page", "page_completion")
+SETS = ("shared", "layer", "head")
+SCOPES = ("sequence", "group", "layer", "head")
+
+
+def _choice(default: str, *others: str) -> Any:
+    """Return a field whose value must be one of these; the default comes first."""
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def _count(default: int, least: int = 0) -> Any:
+    """Return a field that must be an integer of at least `least`."""
+    return field(default=default, metadata={"least": least})
+
+
+@dataclass(frozen=True)
+class Pages:
+    """How slots make pages.
+
+    Attributes
+    ----------
+    tokens : int
+        Slots of a page.
+    scope : str
+        What one block table covers.
+    append : str
+        Where a new token goes.
+    """
+
+    tokens: int = _count(16, 1)
+    scope: str = _choice("sequence", "group", "layer", "head")
+    append: str = _choice("tail")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The pool of pages; 0 means unlimited. Both ceilings hold if both are given.
+
+    Attributes
+    ----------
+    ceiling_pages, ceiling_bytes : int
+        Over all scope units.
+    order : str
+        Which free page is taken first.
+    """
+
+    ceiling_pages: int = _count(0)
+    ceiling_bytes: int = _count(0)
+    order: str = _choice("fifo", "lifo")
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy by name or by the path of a file, and its parameters.
+
+    Attributes
+    ----------
+    name : str
+    parameters : tuple of (str, value)
+        Every other key of the table [policy].
+    """
+
+    name: str = "h2o"
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How victims are chosen.
+
+    Attributes
+    ----------
+    granularity, sets : str
+    window_tokens : int
+        Length of a run under `window`.
+    protect_recent, protect_sinks : int
+        Newest and oldest tokens that always stay.
+    """
+
+    granularity: str = _choice("token", "window", "page", "page_completion")
+    sets: str = _choice("shared", "layer", "head")
+    window_tokens: int = _count(16, 1)
+    protect_recent: int = _count(64)
+    protect_sinks: int = _count(0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is kept, and when eviction happens.
+
+    Attributes
+    ----------
+    fraction : float
+        Of the dense footprint, above 0 and at most 1.
+    tokens : int
+        Tokens that each set keeps; 0 means that `fraction` decides.
+    when : str
+    """
+
+    fraction: float = field(default=0.5, metadata={"above": 0.0, "most": 1.0})
+    tokens: int = _count(0)
+    when: str = _choice("prefill_end")
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """How live rows are moved so that pages empty.
+
+    Attributes
+    ----------
+    algorithm, unit, positions : str
+    """
+
+    algorithm: str = _choice("none")
+    unit: str = _choice("slot")
+    positions: str = _choice("keep")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is cached.
+
+    Attributes
+    ----------
+    kind : str
+    path : str
+        A recording; ``package:NAME`` is one that kvsim ships.
+    sequences : int
+        Independent sequences that replay it.
+    forks : int
+        Forks of each sequence's prompt, which share its pages.
+    decode_tokens : int
+        Tokens that each sequence generates after its prompt.
+    """
+
+    kind: str = _choice("recorded")
+    path: str = "package:smollm2-135m-4096-reduced"
+    sequences: int = _count(1, 1)
+    forks: int = _count(0)
+    decode_tokens: int = _count(0)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where rows live and which planes they have.
+
+    Attributes
+    ----------
+    kind, planes : str
+    element_bytes : int
+        Bytes of one element, for all byte figures.
+    """
+
+    kind: str = _choice("counting")
+    planes: str = _choice("kv", "kv_raw", "raw_only")
+    element_bytes: int = _count(2, 1)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run. Equal scenarios, files and versions give equal rows.
+
+    Attributes
+    ----------
+    seed : int
+    layout : str
+        A name of the catalogue, or the path of a layout file.
+    """
+
+    seed: int = _count(7)
+    layout: str = "SmolLM2-135M"
+    pages: Pages = Pages()
+    pool: Pool = Pool()
+    policy: PolicyChoice = PolicyChoice()
+    selection: Selection = Selection()
+    budget: Budget = Budget()
+    compaction: Compaction = Compaction()
+    workload: Workload = Workload()
+    store: Store = Store()
+
+    def flat(self) -> dict[str, Any]:
+        """Return every key of the scenario with its value, dotted, in order."""
+        flat: dict[str, Any] = {}
+        for top in dataclasses.fields(self):
+            value = getattr(self, top.name)
+            if isinstance(value, PolicyChoice):
+                flat["policy.name"] = value.name
+                flat.update({f"policy.{key}": item for key, item in value.parameters})
+            elif dataclasses.is_dataclass(value):
+                for inner in dataclasses.fields(value):
+                    flat[f"{top.name}.{inner.name}"] = getattr(value, inner.name)
+            else:
+                flat[top.name] = value
+        return flat
