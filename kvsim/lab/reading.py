@@ -35,7 +35,8 @@ def _known() -> dict[str, dataclasses.Field[Any]]:
     return known
 
 
-def _is_policy_parameter(key: str) -> bool:
+def is_policy_parameter(key: str) -> bool:
+    """Tell whether a key is (or could be) a parameter of the policy."""
     return key.startswith("policy.") and key.count(".") == 1
 
 
@@ -85,7 +86,7 @@ def _check_value(key: str, value: Any, spec: Any, source: str) -> Any:
 def check_key(key: str, source: str) -> None:
     """Refuse a key that no scenario has, naming the nearest one that it has."""
     known = _known()
-    if key in known or _is_policy_parameter(key):
+    if key in known or is_policy_parameter(key):
         return
     near = difflib.get_close_matches(key, known, 1, 0.5)
     if not near:
@@ -215,5 +216,5 @@ def with_overrides(flat: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any
     """Return keys with overrides on top; another policy drops the parameters of the first."""
     merged = dict(flat)
     if "policy.name" in extra and extra["policy.name"] != flat.get("policy.name"):
-        merged = {k: v for k, v in merged.items() if not _is_policy_parameter(k)}
+        merged = {k: v for k, v in merged.items() if not is_policy_parameter(k)}
     return {**merged, **extra}

@@ -11,6 +11,7 @@ from kvsim.paging import fields as f
 
 # Columns that a run measures; null in a row whose outcome is not `completed`.
 MEASURED = (
+    "layers_counted",
     "tokens",
     "retained_tokens",
     "evicted_tokens_total",
@@ -44,12 +45,12 @@ MEASURED = (
 )
 
 
-def settings(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Return the columns that repeat what the scenario asked for."""
+def settings(scenario: Scenario, policy: str, layout: str) -> dict[str, Any]:
+    """Return the columns that repeat what the scenario asked for; names instead of paths."""
     parameters = dict(scenario.policy.parameters)
     return {
         "seed": scenario.seed,
-        "layout": scenario.layout,
+        "layout": layout,
         "policy": policy,
         "policy_parameters": ", ".join(f"{k}={parameters[k]}" for k in sorted(parameters)),
         "granularity": scenario.selection.granularity,

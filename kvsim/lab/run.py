@@ -10,7 +10,7 @@ from kvsim.eviction import EvictionLoop, Rules
 from kvsim.lab import row
 from kvsim.lab.identity import run_id
 from kvsim.lab.scenario import Scenario
-from kvsim.layout import load_layout
+from kvsim.layout import KVLayout, load_layout
 from kvsim.paging import Geometry, Ledger, geometry, single
 from kvsim.policies import Attention, Policy, build, short_name
 from kvsim.seeds import stream
@@ -51,10 +51,10 @@ def _set_shape(sets: str, unit_shape: tuple[int, int]) -> tuple[int, int]:
     return {"shared": (1, 1), "layer": (unit_shape[0], 1), "head": unit_shape}[sets]
 
 
-def _measure(scenario: Scenario, policy: Policy) -> dict[str, Any]:
+def _measure(scenario: Scenario, policy: Policy, whole: KVLayout) -> dict[str, Any]:
     """Run the engine to its end and return the measured columns."""
     recording = load(scenario.workload.path)
-    layout = recording.fit(load_layout(scenario.layout), scenario.workload.path)
+    layout = recording.fit(whole, scenario.workload.path)
     if scenario.workload.decode_tokens:
         raise ScenarioError("workload.decode_tokens: a recorded workload has no decode steps")
     _applicable(policy, scenario, RecordedSignals.provides)
@@ -90,7 +90,8 @@ def _measure(scenario: Scenario, policy: Policy) -> dict[str, Any]:
     )
     signals = RecordedSignals(recording, Attention)
     request = Request(0, recording.tokens, 0, scenario.workload.forks, signals)
-    measured: dict[str, Any] = {}
+    # How many of the model's layers these figures are about: a reduced recording has not all.
+    measured: dict[str, Any] = {"layers_counted": f"{len(layout.layers())}/{whole.num_layers}"}
     engine = Engine(
         loop,
         [request] * scenario.workload.sequences,
@@ -111,12 +112,13 @@ def run(scenario: Scenario) -> dict[str, Any]:
         meet its own terms is no error but a row whose outcome says so.
     """
     policy = build(scenario.policy.name, dict(scenario.policy.parameters))
+    layout = load_layout(scenario.layout)
     head = {
         "run_id": run_id(scenario),
-        **row.settings(scenario, short_name(scenario.policy.name)),
+        **row.settings(scenario, short_name(scenario.policy.name), layout.name),
     }
     try:
-        measured: dict[str, Any] = _measure(scenario, policy)
+        measured: dict[str, Any] = _measure(scenario, policy, layout)
         outcome, reason = "completed", ""
     except (Infeasible, CeilingExceeded) as refusal:
         measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
@@ -131,7 +133,7 @@ def failed_row(scenario: Scenario, error: Exception) -> dict[str, Any]:
         raise error
     return {
         "run_id": run_id(scenario),
-        **row.settings(scenario, short_name(scenario.policy.name)),
+        **row.settings(scenario, short_name(scenario.policy.name), scenario.layout),
         **dict.fromkeys(row.MEASURED),
         "outcome": "failed",
         "outcome_reason": f"{type(error).__name__}: {error}",

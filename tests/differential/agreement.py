@@ -63,17 +63,16 @@ def agree_tables(step, sequence):
         flags = ledger._arrays.dead[first : first + table.cursor]
         assert set(np.flatnonzero(flags).tolist()) == table.dead()
         assert ledger.table(sequence, scope, f.DEAD) == len(table.dead())
-    for which in range(step.sets):
-        kept = np.flatnonzero(ledger.retained(sequence, which)).tolist()
-        assert kept == step.retained(sequence, which)
 
 
 def agree_rows(step, sequence):
-    """Assert that each unit's pages hold the contiguous oracle's rows, in its order."""
+    """Assert equal sets, and that each unit's pages hold the contiguous oracle's rows in order."""
+    kept = [np.flatnonzero(step.ledger.retained(sequence, which)) for which in range(step.sets)]
+    for which, slots in enumerate(kept):
+        assert slots.tolist() == step.retained(sequence, which)
     for unit, scope in enumerate(step.unit_scope):
+        slots = kept[step.unit_set[unit]]
         expected = step.cache.rows[sequence][unit]
-        kept = step.ledger.retained(sequence, step.unit_set[unit])
-        slots = np.flatnonzero(kept)
         # Under `keep`, a slot's place in its table is its position.
         assert slots.tolist() == [position for position, _ in expected]
         if step.store is not None:

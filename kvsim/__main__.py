@@ -1,0 +1,5 @@
+"""`python -m kvsim` is the command `kvsim`."""
+
+from kvsim.cli import app
+
+app()

@@ -1,0 +1,5 @@
+"""The command line. Nothing heavy is imported here: `kvsim --help` must answer at once."""
+
+from kvsim.cli.commands import app
+
+__all__ = ["app"]

@@ -1,0 +1,205 @@
+"""The commands: each a few lines, which import what they need when they run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvsim.errors import KvsimError
+
+app = typer.Typer(
+    name="kvsim",
+    help="What does evicting tokens from a paged KV cache really free, and at what price?",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the scenario."),
+]
+PolicyFile = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="NAME|PATH", help="A policy's name, or your own .py file."),
+]
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn a typed refusal into one line on stderr and exit code 2."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except KvsimError as error:
+            typer.echo(f"kvsim: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            # The reader of a pipe left: nobody is there to be told.
+            sys.stderr.close()
+            raise typer.Exit(1) from None
+
+    return guarded
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+@app.command(name="run")
+@_command
+def run_command(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file, TOML.")],
+    set_: Set = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run one scenario and print its row.
+
+    Example: kvsim run scenarios/recorded.toml --set budget.fraction=0.25 --json
+    """
+    from kvsim.lab import reading
+    from kvsim.lab.run import run
+
+    row = run(reading.load(scenario, reading.overrides(set_ or [], policy)))
+    if as_json:
+        _print_json(row)
+    else:
+        from kvsim.cli.render import print_row
+
+        print_row(row)
+
+
+@app.command()
+@_command
+def sweep(
+    experiment: Annotated[Path, typer.Argument(help="A folder with sweep.toml, or a TOML file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; by default results/<folder>-<stem>.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default the cores there are.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Most scenarios to run now.")] = None,
+    set_: Set = None,
+    policy: PolicyFile = None,
+    figures: Annotated[bool, typer.Option(help="Draw the figures too.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run every scenario of an experiment that has no row yet; print a table, draw figures.
+
+    A killed sweep goes on where it was when the command is given again.
+
+    Example: kvsim sweep experiments/01-memory-ceilings --jobs 2
+    """
+    from kvsim.cli import render
+    from kvsim.lab import execute, reading
+    from kvsim.lab import sweep as sweeps
+
+    plan = sweeps.read(experiment, reading.overrides(set_ or [], policy))
+    out = out or Path("results") / plan.name
+    with render.progress("runs") as progress:
+        summary, rows = execute.execute(
+            plan.scenarios,
+            out,
+            jobs=jobs or execute.usable_jobs(),
+            command=["kvsim", *sys.argv[1:]],
+            limit=limit,
+            progress=progress,
+        )
+    if not as_json:
+        shown = render.choose(rows, plan.table)
+        render.print_table(shown, total=len(rows))
+        render.write_markdown(shown, out / "table.md")
+    drawn = render.draw_figures(rows, out / "figures") if figures else []
+    if as_json:
+        _print_json(
+            {
+                "rows": summary.rows,
+                "run": summary.run,
+                "skipped": summary.skipped,
+                "failed": summary.failed,
+                "out": str(out),
+            }
+        )
+    else:
+        render.print_summary(summary, len(plan.scenarios), out, drawn)
+
+
+@app.command()
+@_command
+def policies(as_json: Json = False) -> None:
+    """List the eviction policies: what they read, where they come from.
+
+    Example: kvsim policies --json
+    """
+    from kvsim.policies import describe
+
+    found = describe()
+    if as_json:
+        _print_json(found)
+    else:
+        from kvsim.cli.render import print_policies
+
+        print_policies(found)
+
+
+@app.command()
+@_command
+def layouts(
+    name: Annotated[str | None, typer.Argument(help="A layout's name, or a file.")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Cached tokens.")] = 131072,
+    dtype: Annotated[str, typer.Option(help="Type of the stored elements.")] = "bfloat16",
+    as_json: Json = False,
+) -> None:
+    """List the layouts, or show what one caches at a number of tokens.
+
+    Example: kvsim layouts Gemma-3-27B --tokens 131072 --json
+    """
+    from kvsim.cli import render
+    from kvsim.errors import LayoutError
+    from kvsim.layout import ELEMENT_BYTES, describe, describe_all
+
+    if dtype not in ELEMENT_BYTES:
+        raise LayoutError(f"--dtype must be one of {', '.join(ELEMENT_BYTES)}, not {dtype!r}")
+    if name is None:
+        entries = describe_all()
+        if as_json:
+            _print_json(entries)
+        else:
+            render.print_layouts(entries)
+        return
+    entry = describe(name, tokens, ELEMENT_BYTES[dtype])
+    if as_json:
+        _print_json(entry)
+    else:
+        render.print_layout(entry)
+
+
+@app.command()
+@_command
+def bench(
+    name: Annotated[str, typer.Argument(help="What to measure: ledger.")],
+    as_json: Json = False,
+) -> None:
+    """Measure speed ratios inside one run, against baselines kept in kvsim/bench.
+
+    Example: kvsim bench ledger
+    """
+    from kvsim.bench import measure
+    from kvsim.cli.render import print_bench
+
+    results = measure(name)
+    if as_json:
+        _print_json(results)
+    else:
+        print_bench(results)

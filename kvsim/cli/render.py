@@ -1,0 +1,299 @@
+"""What the commands print: tables, progress, one line of summary. No number is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvsim.errors import FigureError, ResultsError
+
+Row = Mapping[str, Any]
+
+# (heading, what it shows). The table of a sweep, in this order.
+COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("policy", lambda r: r["policy"]),
+    ("granularity", lambda r: r["granularity"]),
+    ("sets / scope", lambda r: f"{r['sets']} / {r['scope']}"),
+    ("page", lambda r: str(r["page_tokens"])),
+    ("budget", lambda r: _budget(r)),
+    ("tokens evicted", lambda r: _share(r["evicted_tokens_total"], r["tokens"])),
+    ("pages freed", lambda r: f"{r['freed_pages_total']} of {r['dense_pages']}"),
+    ("held", lambda r: f"{r['held_fraction']:.3f}"),
+    ("packed floor", lambda r: str(r["packed_floor_pages"])),
+    ("mass kept", lambda r: "-" if r["retained_mass"] is None else f"{r['retained_mass']:.3f}"),
+    ("budget met", lambda r: "yes" if r["budget_met"] else "no"),
+)
+VARYING = ("page", "budget")  # Left out where all rows agree, and said above the table instead.
+SETTINGS = 5  # The leading columns name the run; the others need a completed one.
+
+
+def _budget(row: Row) -> str:
+    return str(row["budget_tokens"]) if row["budget_tokens"] else f"{row['budget_fraction']:.2f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part:.0f} ({100 * part / whole:.0f}%)"
+
+
+def _cells(row: Row) -> list[str]:
+    settings = [show(row) for _, show in COLUMNS[:SETTINGS]]
+    if row["outcome"] != "completed":
+        return [*settings, f"{row['outcome']}: {row['outcome_reason']}"]
+    return settings + [show(row) for _, show in COLUMNS[SETTINGS:]]
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # A pipe has no width; rich would fold the table into 80 columns.
+        console = Console(stderr=stderr, width=160)
+    return console
+
+
+def choose(rows: Sequence[Row], where: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Return the rows that a sweep's [table] asks for, in their order."""
+    columns = {
+        "pages.tokens": "page_tokens",
+        "pages.scope": "scope",
+        "policy.name": "policy",
+        "budget.fraction": "budget_fraction",
+        "budget.tokens": "budget_tokens",
+        "compaction.algorithm": "compaction",
+        "compaction.unit": "compaction_unit",
+        "compaction.positions": "positions",
+    }
+    wanted = {columns.get(k, k.rsplit(".", 1)[-1]): values for k, values in where.items()}
+    return [row for row in rows if all(row[key] in values for key, values in wanted.items())]
+
+
+def _varying(rows: Sequence[Row]) -> list[int]:
+    """Return the columns to print: those of VARYING only where rows differ."""
+    keep = []
+    for index, (heading, show) in enumerate(COLUMNS):
+        if heading in VARYING and len({show(row) for row in rows}) == 1:
+            continue
+        keep.append(index)
+    return keep
+
+
+def print_table(rows: Sequence[Row], total: int) -> None:
+    """Print the rows of a sweep as a table; refused and failed runs say why."""
+    console = _console()
+    if not rows:
+        console.print("no rows to show")
+        return
+    keep = _varying(rows)
+    fixed = [
+        f"{COLUMNS[i][0]} {COLUMNS[i][1](rows[0])}" for i in range(len(COLUMNS)) if i not in keep
+    ]
+    head = f"{len(rows)} of {total} rows"
+    table = Table(title=", ".join([head, *fixed]), title_justify="left", header_style="bold")
+    for index in keep:
+        table.add_column(COLUMNS[index][0], justify="left" if index < 3 else "right")
+    for row in rows:
+        cells = _cells(row)
+        if len(cells) < len(COLUMNS):
+            names = [cells[i] for i in keep if i < SETTINGS]
+            table.add_row(*names, cells[-1].split(":")[0])
+        else:
+            table.add_row(*[cells[i] for i in keep])
+    console.print(table)
+    for note in notes(rows):
+        console.print(note, highlight=False)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return what must be said beside the table."""
+    lines = []
+    counted = {row["layers_counted"] for row in rows if row["layers_counted"]}
+    for part in sorted(counted):
+        have, whole = part.split("/")
+        if have != whole:
+            lines.append(
+                f"Counted: {have} of the model's {whole} layers, from the reduced recording in "
+                "the package (float16, every third layer)."
+            )
+    if any(row["policy"] == "tova" for row in rows):
+        lines.append("tova scores by the very attention row that `mass kept` is measured with.")
+    reasons = sorted({row["outcome_reason"] for row in rows if row["outcome"] != "completed"})
+    return lines + [f"Not completed: {reason}" for reason in reasons]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the table of a sweep as Markdown, with its notes."""
+    keep = _varying(rows)
+    lines = [
+        "| " + " | ".join(COLUMNS[i][0] for i in keep) + " |",
+        "|" + "|".join("---" if i < 3 else "--:" for i in keep) + "|",
+    ]
+    for row in rows:
+        cells = _cells(row)
+        if len(cells) < len(COLUMNS):
+            cells = [*cells[:SETTINGS], cells[SETTINGS].split(":")[0]]
+            cells += [""] * (len(COLUMNS) - len(cells))
+        lines.append("| " + " | ".join(cells[i] for i in keep) + " |")
+    return "\n".join([*lines, "", *notes(rows)]) + "\n"
+
+
+def write_markdown(rows: Sequence[Row], path: Path) -> None:
+    """Write the table of a sweep beside its rows."""
+    if rows:
+        try:
+            path.write_text(markdown(rows), encoding="utf-8")
+        except OSError as error:
+            raise ResultsError(f"{path.name}: {error.strerror}") from None
+
+
+def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw every figure that these rows can fill, and say on stderr which cannot be."""
+    from kvsim.figures import FIGURES, draw
+
+    console = _console(stderr=True)
+    drawn: list[Path] = []
+    with progress("figures") as step:
+        for number, name in enumerate(FIGURES, start=1):
+            try:
+                drawn += draw(name, rows, folder)
+            except FigureError as error:
+                console.print(f"figure {name} not drawn: {error}", highlight=False)
+            step(number, len(FIGURES))
+    return drawn
+
+
+def print_summary(summary: Any, scenarios: int, out: Path, drawn: Sequence[Path]) -> None:
+    """Print what a sweep did and where its results are."""
+    console = _console()
+    console.print(
+        f"{scenarios} scenarios: {summary.run} run now, {summary.skipped} found done, "
+        f"{summary.failed} failed. Rows: {out / 'rows.jsonl'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if drawn:
+        names = ", ".join(sorted({path.stem for path in drawn}))
+        console.print(f"Figures in {drawn[0].parent}: {names}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr; yields a function to be called with (done, total)."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def print_row(row: Row) -> None:
+    """Print one row, a column a line."""
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for key, value in row.items():
+        shown = f"{value:.6f}" if isinstance(value, float) else "-" if value is None else str(value)
+        table.add_row(key, shown)
+    _console().print(table)
+
+
+def print_policies(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the policies."""
+    table = Table(header_style="bold")
+    for heading in ("name", "reads", "sets", "parameters", "paper", "what it does"):
+        table.add_column(heading)
+    for e in entries:
+        parameters = ", ".join(f"{k}={v}" for k, v in e["parameters"].items())
+        paper = e["paper"] + (" (reconstructed)" if e["reconstructed"] else "")
+        table.add_row(
+            e["name"],
+            ", ".join(e["signals"]) or "positions",
+            ", ".join(e["sets"]),
+            parameters,
+            paper,
+            e["summary"],
+        )
+    _console().print(table)
+
+
+def print_layouts(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the catalogue."""
+    table = Table(header_style="bold")
+    for heading in ("name", "layers", "kinds", "bytes/token", "beyond windows", "bounded bytes"):
+        table.add_column(heading, justify="left" if heading in ("name", "kinds") else "right")
+    table.add_column("verified")
+    for e in entries:
+        below, marginal, bounded = (
+            "-" if e[k] is None else f"{e[k]:,.0f}"
+            for k in (
+                "bytes_per_token_below_window",
+                "marginal_bytes_per_token",
+                "bounded_bytes",
+            )
+        )
+        verified = "yes" if e["verified"] else "no"
+        if not e["supported"]:
+            verified += f"; not counted: {e['reason']}"
+        table.add_row(
+            e["name"],
+            str(e["num_layers"] or "?"),
+            ", ".join(e["kinds"]),
+            below,
+            marginal,
+            bounded,
+            verified,
+        )
+    _console().print(table)
+
+
+def print_layout(entry: Mapping[str, Any]) -> None:
+    """Print what one layout caches."""
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for key, value in entry.items():
+        if isinstance(value, dict):
+            for inner, number in value.items():
+                table.add_row(f"{key}: {inner}", f"{number:,}")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            table.add_row(key, f"{value:,}")
+        else:
+            shown = "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            table.add_row(key, shown or "-")
+    _console().print(table)
+
+
+def print_bench(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print the ratios of a benchmark against their targets."""
+    table = Table(header_style="bold")
+    for heading in ("name", "baseline", "ratio", "min", "max", "target", "met"):
+        table.add_column(heading)
+    for r in results:
+        met = {True: "yes", False: "no", None: "not measured"}[r["met"]]
+        numbers = [f"{r[k]:.4g}" for k in ("ratio", "ratio_min", "ratio_max")]
+        table.add_row(r["name"], r["baseline"], *numbers, r["target"], met)
+        if r.get("detail"):
+            table.add_row("", r["detail"], "", "", "", "", "")
+    _console().print(table)

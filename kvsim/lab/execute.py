@@ -1,0 +1,141 @@
+"""Running many scenarios: skip what is done, use several processes, write one row after another.
+
+The parent alone writes. Rows come in the sweep's order whatever the number of jobs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import KvsimError
+from kvsim.lab.identity import run_id
+from kvsim.lab.results import ResultsFolder
+from kvsim.lab.run import failed_row, run
+from kvsim.lab.scenario import Scenario
+from kvsim.lab.warm import warm
+from kvsim.paging import MODEL_VERSION
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a sweep did.
+
+    Attributes
+    ----------
+    rows, run, skipped, failed : int
+        Rows of this sweep now in the folder; run just now; found done; failed just now.
+    """
+
+    rows: int
+    run: int
+    skipped: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A typed error on its way from a worker to the parent, which raises it."""
+
+    error: KvsimError
+
+
+def _timed(scenario: Scenario) -> tuple[dict[str, Any], float] | _Refusal:
+    start = time.perf_counter()
+    try:
+        row = run(scenario)
+    except KvsimError as error:
+        return _Refusal(error)
+    except Exception as error:
+        row = failed_row(scenario, error)
+    return row, time.perf_counter() - start
+
+
+def _leave_with_parent(parent: int) -> None:
+    """End a worker whose parent was killed: it would wait for work for ever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _results(
+    scenarios: Sequence[Scenario], jobs: int
+) -> Iterator[tuple[dict[str, Any], float] | _Refusal]:
+    if jobs == 1 or len(scenarios) < 2:
+        yield from map(_timed, scenarios)
+        return
+    context = multiprocessing.get_context("fork")
+    workers = min(jobs, len(scenarios))
+    with context.Pool(workers, _leave_with_parent, (os.getpid(),)) as pool:
+        yield from pool.imap(_timed, scenarios, chunksize=4)
+
+
+def usable_jobs() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def execute(
+    scenarios: Sequence[Scenario],
+    out: Path,
+    *,
+    jobs: int,
+    command: list[str],
+    limit: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Summary, list[dict[str, Any]]]:
+    """Run the scenarios whose rows are not in the folder yet.
+
+    Parameters
+    ----------
+    scenarios : sequence of Scenario
+    out : Path
+        The results folder; made if it is missing.
+    jobs : int
+        Processes.
+    command : list of str
+        For the manifest.
+    limit : int, optional
+        Most scenarios to run now.
+    progress : callable
+        Called with (done, total) after each run.
+
+    Returns
+    -------
+    Summary, list of dict
+        And the rows of these scenarios that the folder now holds, in the sweep's order.
+
+    Raises
+    ------
+    KvsimError
+        If a scenario, its files or its policy cannot be used. Rows written before stay.
+    """
+    ids = [run_id(scenario) for scenario in scenarios]
+    failed = 0
+    with ResultsFolder.open(out, model_version=MODEL_VERSION, command=command) as folder:
+        todo = [s for s, key in zip(scenarios, ids, strict=True) if key not in folder.known]
+        skipped = len(ids) - len(todo)
+        todo = todo[:limit]
+        if todo:
+            warm()
+        progress(0, len(todo))
+        for done, result in enumerate(_results(todo, jobs), start=1):
+            if isinstance(result, _Refusal):
+                raise result.error
+            row, seconds = result
+            failed += row["outcome"] == "failed"
+            folder.append(row, {"run_id": row["run_id"], "seconds": seconds})
+            progress(done, len(todo))
+        found = {row["run_id"]: row for row in folder.rows()}
+    rows = [found[key] for key in ids if key in found]
+    return Summary(rows=len(rows), run=len(todo), skipped=skipped, failed=failed), rows
