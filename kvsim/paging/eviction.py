@@ -36,22 +36,12 @@ from kvsim.paging.pool import let_go
 
 
 @kernel
-def bad_victim(scalars, tables, dead, holders, table, member, victims, first, last):
-    """Return the index of the first victim that is not a retained slot, or -1.
-
-    Victims must ascend, so that a duplicate shows as a victim that does not.
-    """
-    base = tables[table, START] * scalars[PAGE_TOKENS]
-    cursor = tables[table, CURSOR]
-    before = np.int64(-1)
-    for at in range(first, last):
-        slot = victims[at]
-        if slot <= before or slot >= cursor or dead[base + slot]:
-            return np.int64(at)
-        if holders.shape[0] and not holders[member, base + slot]:
-            return np.int64(at)
-        before = slot
-    return np.int64(-1)
+def shift_of(page_tokens):
+    """Return k where page_tokens = 2**k, or -1."""
+    k = 0
+    while (np.int64(1) << k) < page_tokens:
+        k += 1
+    return k if (np.int64(1) << k) == page_tokens else -1
 
 
 @kernel
@@ -64,52 +54,84 @@ def still_held(holders, at):
 
 
 @kernel
-def drop(
-    scalars,
-    tables,
-    pages,
-    entries,
-    dead,
-    holders,
-    scopes,
-    table,
-    scope,
-    member,
-    victims,
-    first,
-    last,
-):
-    """Let one set drop its victims; slots that nobody retains die, and empty pages are let go."""
+def mark(scalars, tables, entries, dead, holders, table, member, victims, first, last, full):
+    """Let one set drop its victims; slots that no set retains any more die.
+
+    Returns (-1, entries left without a live slot) or, at a victim that is not a retained slot
+    or does not ascend, (its index, ...): what was marked before it is for `unmark` to take back.
+    Checking and marking share one pass, because the flags of a long sequence miss the caches.
+    """
+    page_tokens = scalars[PAGE_TOKENS]
+    cursor = tables[table, CURSOR]
+    # Unsigned: a signed index pays for a test whether it counts from the end.
+    start = np.uint64(tables[table, START])
+    base = np.uint64(tables[table, START] * page_tokens)
+    # A division costs more than all the rest, and pages are nearly always powers of two.
+    shift = shift_of(page_tokens)
+    shared = holders.shape[0] > 0
+    partial = cursor // page_tokens
+    died = np.int64(0)
+    before = np.int64(-1)
+    bad = np.int64(-1)
+    for at in range(first, last):
+        victim = victims[at]
+        if victim <= before or victim >= cursor:
+            bad = np.int64(at)
+            break
+        before = victim
+        slot = np.uint64(victim)
+        place = base + slot
+        if dead[place]:
+            bad = np.int64(at)
+            break
+        if shared:
+            if not holders[member, place]:
+                bad = np.int64(at)
+                break
+            holders[member, place] = 0
+            if still_held(holders, place):
+                continue
+        inner = slot >> np.uint64(shift) if shift >= 0 else slot // np.uint64(page_tokens)
+        dead[place] = 1
+        gone = np.int64(entries[DEAD_IN, start + inner]) + 1
+        entries[DEAD_IN, start + inner] = gone
+        died += 1
+        last_page = np.int64(inner) == partial
+        if gone == page_tokens or (last_page and gone == cursor - partial * page_tokens):
+            full += 1
+    tables[table, DEAD] += died
+    return bad, full
+
+
+@kernel
+def unmark(scalars, tables, entries, dead, holders, table, member, victims, first, last):
+    """Take back what `mark` did for these victims."""
     page_tokens = scalars[PAGE_TOKENS]
     start = tables[table, START]
-    base = start * page_tokens
-    cursor = tables[table, CURSOR]
-    shared = holders.shape[0] > 0
-    died = np.int64(0)
-    entry = start
-    end = page_tokens
-    written = min(page_tokens, cursor)
     for at in range(first, last):
-        slot = victims[at]
-        if shared:
-            holders[member, base + slot] = 0
-            if still_held(holders, base + slot):
-                continue
-        if slot >= end:
-            inner = slot // page_tokens
-            entry = start + inner
-            end = (inner + 1) * page_tokens
-            written = min(page_tokens, cursor - inner * page_tokens)
-        dead[base + slot] = 1
-        gone = np.int64(entries[DEAD_IN, entry]) + 1
-        entries[DEAD_IN, entry] = gone
-        died += 1
-        if gone == written:
-            page = np.int64(entries[PAGE, entry])
-            entries[PAGE, entry] = -1
+        place = start * page_tokens + victims[at]
+        if holders.shape[0]:
+            holders[member, place] = 1
+        if dead[place]:
+            dead[place] = 0
+            entries[DEAD_IN, start + victims[at] // page_tokens] -= 1
+            tables[table, DEAD] -= 1
+
+
+@kernel
+def release(scalars, tables, pages, entries, scopes, table, scope, victims, first, last):
+    """Let go of each page that these victims left without a live slot."""
+    page_tokens = scalars[PAGE_TOKENS]
+    start = tables[table, START]
+    cursor = tables[table, CURSOR]
+    for at in range(first, last):
+        inner = victims[at] // page_tokens
+        page = np.int64(entries[PAGE, start + inner])
+        written = min(page_tokens, cursor - inner * page_tokens)
+        if page >= 0 and entries[DEAD_IN, start + inner] == written:
+            entries[PAGE, start + inner] = -1
             tables[table, NAMED] -= 1
             let_go(scalars, pages, scopes, scope, page, FREED_TOTAL)
-    tables[table, DEAD] += died
 
 
 @kernel
@@ -143,24 +165,47 @@ def evict(arrays, sequence, starts, victims):
     scalars, tables, pages, entries, dead, holders, _, scopes, _ = arrays
     units = scalars[UNITS]
     sets = scalars[SETS]
-    for scope in range(units):
-        table = sequence * units + scope
-        for member in range(sets):
-            which = scopes[scope, SET_COLUMNS + PER_SET * member + LIST]
-            bad = bad_victim(
+    full = np.int64(0)
+    for step in range(units * sets):
+        scope = step // sets
+        which = scopes[scope, SET_COLUMNS + PER_SET * (step % sets) + LIST]
+        first = starts[which]
+        bad, full = mark(
+            scalars,
+            tables,
+            entries,
+            dead,
+            holders,
+            sequence * units + scope,
+            step % sets,
+            victims,
+            first,
+            starts[which + 1],
+            full,
+        )
+        if bad < 0:
+            continue
+        # Refused: take back this list's marks, then those of all lists before it.
+        last = bad
+        for back in range(step, -1, -1):
+            scope = back // sets
+            which = scopes[scope, SET_COLUMNS + PER_SET * (back % sets) + LIST]
+            if back < step:
+                last = starts[which + 1]
+            unmark(
                 scalars,
                 tables,
+                entries,
                 dead,
                 holders,
-                table,
-                member,
+                sequence * units + scope,
+                back % sets,
                 victims,
                 starts[which],
-                starts[which + 1],
+                last,
             )
-            if bad >= 0:
-                scalars[NEED] = bad
-                return BAD_VICTIM
+        scalars[NEED] = bad
+        return BAD_VICTIM
     for scope in range(units):
         table = sequence * units + scope
         for member in range(sets):
@@ -168,21 +213,8 @@ def evict(arrays, sequence, starts, victims):
             which = scopes[scope, column + LIST]
             first = starts[which]
             last = starts[which + 1]
-            drop(
-                scalars,
-                tables,
-                pages,
-                entries,
-                dead,
-                holders,
-                scopes,
-                table,
-                scope,
-                member,
-                victims,
-                first,
-                last,
-            )
+            if full:
+                release(scalars, tables, pages, entries, scopes, table, scope, victims, first, last)
             scalars[EVICTED_ROWS_TOTAL] += (last - first) * scopes[scope, column + ROWS]
             scalars[EVICTED_BYTES_TOTAL] += (last - first) * scopes[scope, column + BYTES]
         rewind(scalars, tables, entries, dead, table)

@@ -154,20 +154,29 @@ class Ledger:
             is changed.
         """
         self._check_open(sequence)
-        lists = [np.sort(np.asarray(slots, np.int64)) for slots in victims]
+        lists = [np.ascontiguousarray(slots, np.int64) for slots in victims]
         if len(lists) != self.geometry.sets:
             raise VictimError(f"{self.geometry.sets} victim lists are needed, not {len(lists)}")
-        starts = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([slots.size for slots in lists], out=starts[1:])
-        every = lists[0] if len(lists) == 1 else np.concatenate(lists)
         try:
-            self._call("evict", eviction.evict, sequence, starts, every)
-        except _BadVictim as refusal:
-            which = int(np.searchsorted(starts, refusal.index, side="right")) - 1
-            raise VictimError(
-                f"set {which} of sequence {sequence} does not retain slot "
-                f"{int(every[refusal.index])}, or it is named twice"
-            ) from None
+            self._evict(sequence, lists)
+        except _BadVictim:
+            # The kernel wants ascending lists. Most are, so they are sorted only when it balks.
+            lists = [np.sort(slots) for slots in lists]
+            try:
+                self._evict(sequence, lists)
+            except _BadVictim as refusal:
+                which, slot = refusal.locate(lists)
+                raise VictimError(
+                    f"set {which} of sequence {sequence} does not retain slot {slot}, "
+                    "or it is named twice"
+                ) from None
+
+    def _evict(self, sequence: int, lists: list[np.ndarray]) -> None:
+        starts = np.zeros(len(lists) + 1, np.int64)
+        for which, slots in enumerate(lists):
+            starts[which + 1] = starts[which] + slots.size
+        every = lists[0] if len(lists) == 1 else np.concatenate(lists)
+        self._call("evict", eviction.evict, sequence, starts, every)
 
     def free(self, sequence: int) -> None:
         """End a sequence and let go of its pages.
@@ -334,3 +343,12 @@ class _BadVictim(Exception):
     def __init__(self, index: int) -> None:
         self.index = index
         super().__init__(index)
+
+    def locate(self, lists: list[np.ndarray]) -> tuple[int, int]:
+        """Return the set and the slot that the index speaks of."""
+        index = self.index
+        for which, slots in enumerate(lists):
+            if index < slots.size:
+                return which, int(slots[index])
+            index -= slots.size
+        raise IndexError(self.index)

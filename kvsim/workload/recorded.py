@@ -22,6 +22,7 @@ from kvsim.layout import KVLayout
 PACKAGE = "package:"
 ARRAYS = ("cum", "last", "snap", "knorm")
 SCALED = ("last", "snap")
+MOST_SCALE_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,24 @@ def _array(archive: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
     if name not in archive.files:
         raise WorkloadError(f"{path}: it has no array {name!r}")
     try:
-        return archive[name]
-    except ValueError as error:
+        array = archive[name]
+    except Exception as error:
+        # A damaged member raises whatever zipfile, zlib or NumPy happened to be doing.
         pickled = "allow_pickle" in str(error)
         what = "holds pickled objects, which kvsim never loads" if pickled else "cannot be read"
         raise WorkloadError(f"{path}: array {name!r} {what}") from None
+    if not isinstance(array, np.ndarray):
+        raise WorkloadError(f"{path}: {name!r} is not stored as an .npy array")
+    return array
+
+
+def _scale_bits(archive: np.lib.npyio.NpzFile, path: str) -> int:
+    array = _array(archive, "scale_bits", path)
+    if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) <= MOST_SCALE_BITS:
+        raise WorkloadError(
+            f"{path}: array 'scale_bits' must be one integer from 0 to {MOST_SCALE_BITS}"
+        )
+    return int(array)
 
 
 def _signal(archive: np.lib.npyio.NpzFile, name: str, path: str, scale_bits: int) -> np.ndarray:
@@ -128,9 +142,11 @@ def _signal(archive: np.lib.npyio.NpzFile, name: str, path: str, scale_bits: int
         raise WorkloadError(
             f"{path}: array {name!r} must be [layers, kv_heads, tokens], not {array.shape}"
         )
+    with np.errstate(over="ignore"):
+        # Before the check: a double may be finite and still too large for float32.
+        array = array.astype(np.float32)
     if not np.isfinite(array).all():
-        raise WorkloadError(f"{path}: array {name!r} holds a number that is not finite")
-    array = array.astype(np.float32)
+        raise WorkloadError(f"{path}: array {name!r} holds a number that is not finite in float32")
     if name in SCALED and scale_bits:
         array = array / np.float32(2.0**scale_bits)
     array.setflags(write=False)
@@ -146,20 +162,17 @@ def _load(path: str, stamp: tuple[int, int], shown: str) -> Recording:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise WorkloadError(f"{shown}: one array is not a recording; an .npz archive is needed")
     with archive:
-        try:
-            bits, layers = 0, None
-            if "scale_bits" in archive.files:
-                bits = int(_array(archive, "scale_bits", shown))
-            if "layers" in archive.files:
-                listed = _array(archive, "layers", shown)
-                if listed.ndim != 1 or listed.dtype.kind not in "iu" or listed.size == 0:
-                    raise WorkloadError(f"{shown}: array 'layers' must list layer numbers")
-                layers = tuple(int(layer) for layer in listed)
-                if list(layers) != sorted(set(layers)) or layers[0] < 0:
-                    raise WorkloadError(f"{shown}: array 'layers' must ascend from 0 or more")
-            found = {name: _signal(archive, name, shown, bits) for name in ARRAYS}
-        except (zipfile.BadZipFile, OSError, EOFError, TypeError):
-            raise WorkloadError(f"{shown}: the archive is damaged") from None
+        bits, layers = 0, None
+        if "scale_bits" in archive.files:
+            bits = _scale_bits(archive, shown)
+        if "layers" in archive.files:
+            listed = _array(archive, "layers", shown)
+            if listed.ndim != 1 or listed.dtype.kind not in "iu" or listed.size == 0:
+                raise WorkloadError(f"{shown}: array 'layers' must list layer numbers")
+            layers = tuple(int(layer) for layer in listed)
+            if list(layers) != sorted(set(layers)) or layers[0] < 0:
+                raise WorkloadError(f"{shown}: array 'layers' must ascend from 0 or more")
+        found = {name: _signal(archive, name, shown, bits) for name in ARRAYS}
     shapes = {array.shape for array in found.values()}
     if len(shapes) != 1:
         text = ", ".join(f"{name} {array.shape}" for name, array in found.items())

@@ -1,0 +1,114 @@
+"""`kvsim bench ledger`: counting against selecting, kernel steps against NumPy, --help."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from kvsim.bench.numpy_steps import NumpySteps
+from kvsim.bench.ratios import Pair, interleave, seconds
+from kvsim.paging import Ledger, single
+from kvsim.policies.selection import lowest
+from kvsim.seeds import stream
+
+TOKENS = 1_000_000
+VICTIMS = 16_000
+PAGE_TOKENS = 16
+RUNNING = 256
+STEPS = 200
+
+
+def _counting() -> dict[str, Any]:
+    """Evict 16k of 1M tokens: the ledger's verb against selecting the victims."""
+    rng = stream(7, "test")
+    ledger = Ledger(single(), PAGE_TOKENS)
+    sequence = ledger.open()
+    ledger.append(sequence, TOKENS)
+    order = rng.permutation(TOKENS)
+    batches = [np.sort(part) for part in order[: 60 * VICTIMS].reshape(60, VICTIMS)]
+    scores = rng.random(TOKENS)
+    ours, baseline = [], []
+    for _ in range(10):
+        # Warm caches on both sides, as in the measurement that set the target: the first call
+        # of a block is not counted.
+        lowest(scores, VICTIMS)
+        baseline.append(statistics.median(seconds(lambda: lowest(scores, VICTIMS)) for _ in "123"))
+        ledger.evict(sequence, [batches.pop()])
+        times = []
+        for _ in range(5):
+            victims = [batches.pop()]
+            times.append(seconds(lambda v=victims: ledger.evict(sequence, v)))  # type: ignore[misc]
+        ours.append(statistics.median(times))
+    ledger.check()
+    pair = Pair(tuple(ours), tuple(baseline))
+    return pair.entry(
+        "page counts after evicting 16k of 1M tokens",
+        "selecting those victims (np.partition)",
+        at_most=0.02,
+        detail=f"update {min(ours) * 1e6:.0f} us, selection {min(baseline) * 1e6:.0f} us",
+    )
+
+
+def _stepping() -> dict[str, Any]:
+    """Append one token to each of 256 sequences, many steps in one call, against NumPy."""
+    pages = RUNNING * (STEPS * 20 // PAGE_TOKENS + 2)
+    ledger = Ledger(single(), PAGE_TOKENS)
+    batch = np.array([ledger.open() for _ in range(RUNNING)])
+    baseline = NumpySteps(RUNNING, PAGE_TOKENS, pages)
+    # Prompts of different lengths, so that page boundaries do not fall into one step.
+    for number, sequence in enumerate(batch.tolist()):
+        ledger.append(sequence, number % PAGE_TOKENS)
+        baseline.cursor[number] = number % PAGE_TOKENS
+        if number % PAGE_TOKENS:
+            baseline.top -= 1
+            baseline.tables[number, 0] = baseline.stack[baseline.top]
+            baseline.refcount[baseline.tables[number, 0]] = 1
+            baseline.held += 1
+
+    def theirs() -> None:
+        for _ in range(STEPS):
+            baseline.step()
+
+    pair = interleave(lambda: ledger.advance(batch, STEPS), theirs, 9)
+    if baseline.held != ledger.held_pages:
+        raise RuntimeError("the baseline holds another number of pages than the ledger")
+    ours_us, theirs_us = (min(side) / STEPS * 1e6 for side in (pair.ours, pair.baseline))
+    return pair.entry(
+        f"step of {RUNNING} running sequences in the kernel",
+        "the same step with NumPy",
+        at_least=20,
+        detail=f"{ours_us:.2f} us a step, NumPy {theirs_us:.1f} us",
+    )
+
+
+def _help() -> dict[str, Any]:
+    """`kvsim --help` against a program that builds an empty argparse parser."""
+    empty = "import argparse; argparse.ArgumentParser(prog='x').parse_args(['--help'])"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+    def call(*arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, *arguments],
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            check=True,
+        )
+
+    pair = interleave(lambda: call("-m", "kvsim", "--help"), lambda: call("-c", empty), 9)
+    ours_ms, theirs_ms = (min(side) * 1e3 for side in (pair.ours, pair.baseline))
+    return pair.entry(
+        "kvsim --help",
+        "an empty argparse program",
+        at_most=4,
+        detail=f"{ours_ms:.0f} ms, argparse {theirs_ms:.0f} ms",
+    )
+
+
+def measure() -> list[dict[str, Any]]:
+    """Run the three measurements."""
+    return [_counting(), _stepping(), _help()]

@@ -1,0 +1,37 @@
+"""Which benchmarks there are, and what each of them prints."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from kvsim.errors import KvsimError
+
+BENCHMARKS = {"ledger": "kvsim.bench.ledger"}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the benchmarks."""
+    return tuple(BENCHMARKS)
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """Run one benchmark.
+
+    Returns
+    -------
+    list of dict
+        {name, baseline, ratio, ratio_min, ratio_max, target, met, detail}; `met` is None where
+        something could not be measured.
+
+    Raises
+    ------
+    KvsimError
+        If there is no such benchmark.
+    """
+    if name not in BENCHMARKS:
+        near = difflib.get_close_matches(name, BENCHMARKS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(BENCHMARKS)}"
+        raise KvsimError(f"unknown benchmark {name!r}{hint}")
+    return importlib.import_module(BENCHMARKS[name]).measure()
