@@ -1,8 +1,18 @@
-"""The ledger: pages, tables, holders and the verbs append, fork, evict and free, in integers."""
+"""The ledger: pages, tables, holders and the verbs, in integers."""
 
 from kvsim.paging.geometry import Geometry, geometry, single
 from kvsim.paging.ledger import Ledger
+from kvsim.paging.ordering import Order
 from kvsim.paging.store import CountingStore, Store
 from kvsim.paging.version import MODEL_VERSION
 
-__all__ = ["MODEL_VERSION", "CountingStore", "Geometry", "Ledger", "Store", "geometry", "single"]
+__all__ = [
+    "MODEL_VERSION",
+    "CountingStore",
+    "Geometry",
+    "Ledger",
+    "Order",
+    "Store",
+    "geometry",
+    "single",
+]

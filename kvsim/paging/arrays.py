@@ -22,7 +22,7 @@ class Arrays(NamedTuple):
     ----------
     scalars : int64 [SCALARS]
         Parameters, stocks and flows of the whole ledger.
-    tables : int64 [table, TABLE_FIELDS]
+    tables : int64 [table, TABLE_FIELDS + position rows]
         One row per (sequence, scope unit).
     pages : int32 [PAGE_FIELDS, page + 1]
         Refcount, queue links and state; the last column is the queue's sentinel.
@@ -32,8 +32,9 @@ class Arrays(NamedTuple):
         1 where a slot below its table's cursor is retained by no set of the table.
     holders : uint8 [set, arena * page_tokens]
         1 where a set retains a slot. No rows at all unless sets are finer than the scope.
-    position : int32 [set, arena * page_tokens]
-        Positions, only where a slot's place does not tell its position; else of length 0.
+    position : int32 [0, 1 or set, arena * page_tokens]
+        Positions, only where a slot's place does not tell its position: one row for whole slots,
+        one per set where the rows of a slot have positions of their own.
     scopes : int64 [scope unit, 1 + 3 * set]
         Held pages; for each set its victim list, its units and the bytes of one token's rows.
     plan : int64 [PLAN_FIELDS, move]
@@ -59,6 +60,9 @@ def make(
     position_sets: int,
     ceiling: int,
     order: int,
+    reuse: bool = False,
+    renumber: bool = False,
+    renumber_writes: bool = False,
     pages: int = 64,
     arena: int = 64,
     sequences: int = 4,
@@ -70,11 +74,14 @@ def make(
     scalars[f.PAGE_TOKENS] = page_tokens
     scalars[f.CEILING] = ceiling
     scalars[f.ORDER] = order
+    scalars[f.REUSE] = reuse
+    scalars[f.RENUMBER] = renumber
+    scalars[f.RENUMBER_WRITES] = renumber_writes
     scalars[f.UNITS] = units
     scalars[f.SETS] = (scopes.shape[1] - f.SET_COLUMNS) // f.PER_SET
     scalars[f.SEQUENCE_FREE] = -1
     scalars[f.CLASS :] = -1
-    tables = np.zeros((sequences * units, f.TABLE_FIELDS), np.int64)
+    tables = np.zeros((sequences * units, f.TABLE_FIELDS + position_sets), np.int64)
     tables[:, f.SEQUENCE] = -1
     empty = np.zeros((f.PAGE_FIELDS, 1), np.int32)
     slots = arena * page_tokens
@@ -155,7 +162,7 @@ def grown(arrays: Arrays, what: int, need: int) -> Arrays:
         )
     if what == f.GROW_TABLES:
         rows = max(2 * arrays.tables.shape[0], need * int(scalars[f.UNITS]))
-        tables = np.zeros((rows, f.TABLE_FIELDS), np.int64)
+        tables = np.zeros((rows, arrays.tables.shape[1]), np.int64)
         tables[:, f.SEQUENCE] = -1
         tables[: arrays.tables.shape[0]] = arrays.tables
         return arrays._replace(tables=tables)

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.paging.fields import (
-    CURSOR,
-    ENTRIES,
-    PAGE,
-    PAGE_TOKENS,
-    SEQUENCE,
-    START,
-)
+from kvsim.paging import fields as f
 from kvsim.paging.jit import kernel
 
 TAIL_SLOT = 0
@@ -30,16 +23,16 @@ def mark_slots(arrays, marks):
     and tail if none wrote it. Pages that no table names stay tail: mask them with refcounts.
     """
     scalars, tables, _, entries, dead, _, _, _, _ = arrays
-    page_tokens = scalars[PAGE_TOKENS]
+    page_tokens = scalars[f.PAGE_TOKENS]
     for table in range(tables.shape[0]):
-        if tables[table, SEQUENCE] < 0:
+        if tables[table, f.SEQUENCE] < 0:
             continue
-        start = tables[table, START]
-        for entry in range(tables[table, ENTRIES]):
-            page = np.int64(entries[PAGE, start + entry])
+        start = tables[table, f.START]
+        for entry in range(tables[table, f.ENTRIES]):
+            page = np.int64(entries[f.PAGE, start + entry])
             if page < 0:
                 continue
-            written = min(page_tokens, tables[table, CURSOR] - entry * page_tokens)
+            written = min(page_tokens, tables[table, f.CURSOR] - entry * page_tokens)
             for offset in range(written):
                 kind = DEAD_SLOT if dead[(start + entry) * page_tokens + offset] else LIVE_SLOT
                 slot = page * page_tokens + offset
@@ -65,19 +58,19 @@ def distinct_slots(arrays, members, family, stamps, counts, union):
         Result: distinct slots that any set retains.
     """
     scalars, tables, _, entries, dead, holders, _, _, _ = arrays
-    page_tokens = scalars[PAGE_TOKENS]
+    page_tokens = scalars[f.PAGE_TOKENS]
     sets = counts.shape[1]
     for column in range(sets + 1):
         for index in range(members.shape[0]):
             table = members[index]
             group = family[index]
             stamp = group * (sets + 1) + column
-            start = tables[table, START]
-            for entry in range(tables[table, ENTRIES]):
-                page = np.int64(entries[PAGE, start + entry])
+            start = tables[table, f.START]
+            for entry in range(tables[table, f.ENTRIES]):
+                page = np.int64(entries[f.PAGE, start + entry])
                 if page < 0:
                     continue
-                written = min(page_tokens, tables[table, CURSOR] - entry * page_tokens)
+                written = min(page_tokens, tables[table, f.CURSOR] - entry * page_tokens)
                 for offset in range(written):
                     at = (start + entry) * page_tokens + offset
                     if dead[at]:
@@ -98,9 +91,19 @@ def distinct_slots(arrays, members, family, stamps, counts, union):
 def retained_slots(arrays, table, member, kept):
     """Set `kept` [cursor] to 1 where a set of a table retains a slot."""
     scalars, tables, _, _, dead, holders, _, _, _ = arrays
-    base = tables[table, START] * scalars[PAGE_TOKENS]
-    for slot in range(tables[table, CURSOR]):
+    base = tables[table, f.START] * scalars[f.PAGE_TOKENS]
+    for slot in range(tables[table, f.CURSOR]):
         held = not dead[base + slot]
         if held and holders.shape[0]:
             held = holders[member, base + slot] == 1
         kept[slot] = held
+
+
+@kernel
+def stored_positions(arrays, table, member, found):
+    """Set `found` [cursor] to the stored position of each slot for a set of a table."""
+    scalars, tables, _, _, _, _, position, _, _ = arrays
+    base = tables[table, f.START] * scalars[f.PAGE_TOKENS]
+    row = member if position.shape[0] > 1 else 0
+    for slot in range(tables[table, f.CURSOR]):
+        found[slot] = position[row, base + slot]

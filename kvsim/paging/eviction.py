@@ -7,32 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.paging.fields import (
-    BAD_VICTIM,
-    BYTES,
-    CURSOR,
-    DEAD,
-    DEAD_IN,
-    ENTRIES,
-    EVICTED_BYTES_TOTAL,
-    EVICTED_ROWS_TOTAL,
-    FREED_TOTAL,
-    LIST,
-    NAMED,
-    NEED,
-    OK,
-    PAGE,
-    PAGE_TOKENS,
-    PER_SET,
-    ROOM,
-    ROWS,
-    SET_COLUMNS,
-    SETS,
-    START,
-    UNITS,
-)
+from kvsim.paging import fields as f
 from kvsim.paging.jit import kernel
+from kvsim.paging.moves import refuse_or_grow
 from kvsim.paging.pool import let_go
+from kvsim.paging.renumbering import (
+    first_death,
+    newest_gone,
+    next_after_eviction,
+    renumber_need,
+    renumber_table,
+)
 
 
 @kernel
@@ -61,11 +46,11 @@ def mark(scalars, tables, entries, dead, holders, table, member, victims, first,
     or does not ascend, (its index, ...): what was marked before it is for `unmark` to take back.
     Checking and marking share one pass, because the flags of a long sequence miss the caches.
     """
-    page_tokens = scalars[PAGE_TOKENS]
-    cursor = tables[table, CURSOR]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    cursor = tables[table, f.CURSOR]
     # Unsigned: a signed index pays for a test whether it counts from the end.
-    start = np.uint64(tables[table, START])
-    base = np.uint64(tables[table, START] * page_tokens)
+    start = np.uint64(tables[table, f.START])
+    base = np.uint64(tables[table, f.START] * page_tokens)
     # A division costs more than all the rest, and pages are nearly always powers of two.
     shift = shift_of(page_tokens)
     shared = holders.shape[0] > 0
@@ -93,129 +78,246 @@ def mark(scalars, tables, entries, dead, holders, table, member, victims, first,
                 continue
         inner = slot >> np.uint64(shift) if shift >= 0 else slot // np.uint64(page_tokens)
         dead[place] = 1
-        gone = np.int64(entries[DEAD_IN, start + inner]) + 1
-        entries[DEAD_IN, start + inner] = gone
+        gone = np.int64(entries[f.DEAD_IN, start + inner]) + 1
+        entries[f.DEAD_IN, start + inner] = gone
         died += 1
         last_page = np.int64(inner) == partial
         if gone == page_tokens or (last_page and gone == cursor - partial * page_tokens):
             full += 1
-    tables[table, DEAD] += died
+    tables[table, f.DEAD] += died
     return bad, full
 
 
 @kernel
 def unmark(scalars, tables, entries, dead, holders, table, member, victims, first, last):
     """Take back what `mark` did for these victims."""
-    page_tokens = scalars[PAGE_TOKENS]
-    start = tables[table, START]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[table, f.START]
     for at in range(first, last):
         place = start * page_tokens + victims[at]
         if holders.shape[0]:
             holders[member, place] = 1
         if dead[place]:
             dead[place] = 0
-            entries[DEAD_IN, start + victims[at] // page_tokens] -= 1
-            tables[table, DEAD] -= 1
+            entries[f.DEAD_IN, start + victims[at] // page_tokens] -= 1
+            tables[table, f.DEAD] -= 1
 
 
 @kernel
 def release(scalars, tables, pages, entries, scopes, table, scope, victims, first, last):
     """Let go of each page that these victims left without a live slot."""
-    page_tokens = scalars[PAGE_TOKENS]
-    start = tables[table, START]
-    cursor = tables[table, CURSOR]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[table, f.START]
+    cursor = tables[table, f.CURSOR]
     for at in range(first, last):
         inner = victims[at] // page_tokens
-        page = np.int64(entries[PAGE, start + inner])
+        page = np.int64(entries[f.PAGE, start + inner])
         written = min(page_tokens, cursor - inner * page_tokens)
-        if page >= 0 and entries[DEAD_IN, start + inner] == written:
-            entries[PAGE, start + inner] = -1
-            tables[table, NAMED] -= 1
-            let_go(scalars, pages, scopes, scope, page, FREED_TOTAL)
+        if page >= 0 and entries[f.DEAD_IN, start + inner] == written:
+            entries[f.PAGE, start + inner] = -1
+            tables[table, f.NAMED] -= 1
+            let_go(scalars, pages, scopes, scope, page, f.FREED_TOTAL)
 
 
 @kernel
 def rewind(scalars, tables, entries, dead, table):
     """Set the cursor to one past the last live slot; what lies behind it is tail again."""
-    page_tokens = scalars[PAGE_TOKENS]
-    start = tables[table, START]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[table, f.START]
     base = start * page_tokens
-    cursor = tables[table, CURSOR]
+    cursor = tables[table, f.CURSOR]
     before = cursor
     while cursor > 0 and dead[base + cursor - 1]:
         cursor -= 1
         dead[base + cursor] = 0
         entry = start + cursor // page_tokens
-        if entries[PAGE, entry] >= 0:
-            entries[DEAD_IN, entry] -= 1
-    tables[table, DEAD] -= before - cursor
-    tables[table, ROOM] = 0
-    tables[table, CURSOR] = cursor
-    tables[table, ENTRIES] = (cursor + page_tokens - 1) // page_tokens
+        if entries[f.PAGE, entry] >= 0:
+            entries[f.DEAD_IN, entry] -= 1
+    tables[table, f.DEAD] -= before - cursor
+    tables[table, f.ROOM] = 0
+    tables[table, f.CURSOR] = cursor
+    tables[table, f.OLDEST] = min(tables[table, f.OLDEST], cursor)
+    tables[table, f.ENTRIES] = (cursor + page_tokens - 1) // page_tokens
 
 
 @kernel
-def evict(arrays, sequence, starts, victims):
-    """Evict from every table of a sequence.
+def mark_all(scalars, tables, entries, dead, holders, scopes, sequence, starts, victims):
+    """Mark the victims of every table and set; on a bad one, take everything back.
 
-    `victims` holds ascending slot numbers, one list after the other; `starts` says where each
-    list begins. Which list a set follows stands in `scopes`. A bad victim is named by its index
-    in NEED, and nothing is changed.
+    Returns (-1, entries left without a live slot), or the bad victim's index.
     """
-    scalars, tables, pages, entries, dead, holders, _, scopes, _ = arrays
-    units = scalars[UNITS]
-    sets = scalars[SETS]
+    units = scalars[f.UNITS]
+    sets = scalars[f.SETS]
     full = np.int64(0)
     for step in range(units * sets):
-        scope = step // sets
-        which = scopes[scope, SET_COLUMNS + PER_SET * (step % sets) + LIST]
-        first = starts[which]
+        which = scopes[step // sets, f.SET_COLUMNS + f.PER_SET * (step % sets) + f.LIST]
         bad, full = mark(
             scalars,
             tables,
             entries,
             dead,
             holders,
-            sequence * units + scope,
+            sequence * units + step // sets,
             step % sets,
             victims,
-            first,
+            starts[which],
             starts[which + 1],
             full,
         )
-        if bad < 0:
-            continue
-        # Refused: take back this list's marks, then those of all lists before it.
-        last = bad
-        for back in range(step, -1, -1):
-            scope = back // sets
-            which = scopes[scope, SET_COLUMNS + PER_SET * (back % sets) + LIST]
-            if back < step:
-                last = starts[which + 1]
-            unmark(
+        if bad >= 0:
+            unmark_all(
                 scalars,
                 tables,
                 entries,
                 dead,
                 holders,
-                sequence * units + scope,
-                back % sets,
+                scopes,
+                sequence,
+                starts,
                 victims,
-                starts[which],
-                last,
+                step,
+                bad,
             )
-        scalars[NEED] = bad
-        return BAD_VICTIM
+            return bad, full
+    return np.int64(-1), full
+
+
+@kernel
+def unmark_all(
+    scalars, tables, entries, dead, holders, scopes, sequence, starts, victims, step, last
+):
+    """Take back the marks of list `step` before victim `last`, and of all lists before it."""
+    units = scalars[f.UNITS]
+    sets = scalars[f.SETS]
+    for back in range(step, -1, -1):
+        which = scopes[back // sets, f.SET_COLUMNS + f.PER_SET * (back % sets) + f.LIST]
+        if back < step:
+            last = starts[which + 1]
+        unmark(
+            scalars,
+            tables,
+            entries,
+            dead,
+            holders,
+            sequence * units + back // sets,
+            back % sets,
+            victims,
+            starts[which],
+            last,
+        )
+
+
+@kernel
+def emptied(scalars, tables, pages, entries, table):
+    """Return how many pages will be freed because this table's marks left them empty."""
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[table, f.START]
+    count = np.int64(0)
+    for entry in range(tables[table, f.ENTRIES]):
+        page = np.int64(entries[f.PAGE, start + entry])
+        written = min(page_tokens, tables[table, f.CURSOR] - entry * page_tokens)
+        if page >= 0 and entries[f.DEAD_IN, start + entry] == written:
+            count += pages[f.REFCOUNT, page] == 1
+    return count
+
+
+@kernel
+def check_renumber(arrays, sequence, starts, victims, full):
+    """Answer whether the pool has the pages that renumbering after these marks needs."""
+    scalars, tables, pages, entries, dead, holders, position, scopes, plan = arrays
+    units = scalars[f.UNITS]
+    need = np.int64(0)
+    moves = np.int64(0)
     for scope in range(units):
         table = sequence * units + scope
+        death = first_death(scalars, tables, dead, position, scopes, table, scope, starts, victims)
+        more = renumber_need(scalars, tables, pages, entries, dead, holders, position, table, death)
+        need += more[0]
+        moves += more[1]
+        if full:
+            # Pages that this eviction empties are freed before any copy is made.
+            need -= emptied(scalars, tables, pages, entries, table)
+    return refuse_or_grow(scalars, entries, plan, need, 0, moves)
+
+
+@kernel
+def evict(arrays, sequence, starts, victims, scratch):
+    """Evict from every table of a sequence, and renumber if the ledger's evict does.
+
+    `victims` holds ascending slot numbers, one list after the other; `starts` says where each
+    list begins. Which list a set follows stands in `scopes`. A bad victim is named by its index
+    in NEED, and nothing is changed. `scratch` holds a number per stored position.
+    """
+    scalars, tables, pages, entries, dead, holders, position, scopes, plan = arrays
+    units = scalars[f.UNITS]
+    sets = scalars[f.SETS]
+    bad, full = mark_all(scalars, tables, entries, dead, holders, scopes, sequence, starts, victims)
+    if bad >= 0:
+        scalars[f.NEED] = bad
+        return f.BAD_VICTIM
+    if scalars[f.RENUMBER] and scalars[f.RENUMBER_WRITES]:
+        answer = check_renumber(arrays, sequence, starts, victims, full)
+        if answer != f.OK:
+            step = units * sets - 1
+            which = scopes[step // sets, f.SET_COLUMNS + f.PER_SET * (step % sets) + f.LIST]
+            unmark_all(
+                scalars,
+                tables,
+                entries,
+                dead,
+                holders,
+                scopes,
+                sequence,
+                starts,
+                victims,
+                step,
+                starts[which + 1],
+            )
+            return answer
+    before = scalars[f.HELD]
+    most = before
+    for scope in range(units):
+        table = sequence * units + scope
+        death = np.int64(0)
+        newest = False
+        if scalars[f.RENUMBER]:
+            death = first_death(
+                scalars, tables, dead, position, scopes, table, scope, starts, victims
+            )
+        elif position.shape[0]:
+            newest = newest_gone(
+                scalars, tables, dead, position, scopes, table, scope, starts, victims
+            )
         for member in range(sets):
-            column = SET_COLUMNS + PER_SET * member
-            which = scopes[scope, column + LIST]
+            column = f.SET_COLUMNS + f.PER_SET * member
+            which = scopes[scope, column + f.LIST]
             first = starts[which]
             last = starts[which + 1]
             if full:
                 release(scalars, tables, pages, entries, scopes, table, scope, victims, first, last)
-            scalars[EVICTED_ROWS_TOTAL] += (last - first) * scopes[scope, column + ROWS]
-            scalars[EVICTED_BYTES_TOTAL] += (last - first) * scopes[scope, column + BYTES]
+            if first < last and scalars[f.REUSE]:
+                lowest = victims[first] // scalars[f.PAGE_TOKENS]
+                tables[table, f.HOLE] = min(tables[table, f.HOLE], lowest)
+            scalars[f.EVICTED_ROWS_TOTAL] += (last - first) * scopes[scope, column + f.ROWS]
+            scalars[f.EVICTED_BYTES_TOTAL] += (last - first) * scopes[scope, column + f.BYTES]
         rewind(scalars, tables, entries, dead, table)
-    return OK
+        if newest:
+            next_after_eviction(scalars, tables, dead, holders, position, table)
+        if scalars[f.RENUMBER] and death < np.int64(1) << 62:
+            renumber_table(
+                scalars,
+                tables,
+                pages,
+                entries,
+                dead,
+                holders,
+                position,
+                scopes,
+                plan,
+                table,
+                death,
+                scratch,
+            )
+            most = max(most, scalars[f.HELD])
+    scalars[f.EXTRA_PEAK] = max(scalars[f.EXTRA_PEAK], most - before)
+    return f.OK

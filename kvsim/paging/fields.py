@@ -30,10 +30,13 @@ COW_TOTAL = 20  # pages copied because a writer shared them
 COPIED_ROWS_TOTAL = 21  # rows moved, copy-on-write included
 COPIED_BYTES_TOTAL = 22
 ROTATED_ROWS_TOTAL = 23  # rows whose key was re-rotated
-EXTRA_PEAK = 24  # most pages held inside one verb beyond those held before it
+EXTRA_PEAK = 24  # most pages held inside an evict or compact beyond those held before it
 STEP = 25  # how far `advance` came: steps done,
 MEMBER = 26  # and members of the batch done in the step under way
-CLASS = 27  # 32 heads of the arena's free lists: segments of 2**k entries
+REUSE = 27  # 1 if a new token may take a dead slot
+RENUMBER = 28  # 1 if evict renumbers; a compaction that renumbers leaves it at 0
+RENUMBER_WRITES = 29  # 1 if a changed position rewrites a stored key, hence copies on write
+CLASS = 30  # 32 heads of the arena's free lists: segments of 2**k entries
 SCALARS = CLASS + 32
 
 # tables, int64 [table, field]; table = sequence * units + scope unit.
@@ -45,11 +48,13 @@ CURSOR = 4  # appended slots: the next slot to write
 DEAD = 5  # dead slots below the cursor
 ENTRIES = 6  # entries in use: ceil(cursor / page_tokens)
 NAMED = 7  # entries that name a page
-NEXT_POSITION = 8  # the position that the next token gets, where positions are stored
+HOLE = 8  # no entry below this one has a dead slot in a page
 ROOT = 9  # the sequence that this one descends from by forks
 NEXT_FREE = 10  # next freed sequence number, when the row is not in use
 ROOM = 11  # slots that may be appended without a look at any page: 0 is always right
-TABLE_FIELDS = 12
+OLDEST = 12  # no slot below this one is live, but for protected sinks: 0 is always right
+NEXT_POSITION = 13  # the position that the next token gets; a column per row of `position`
+TABLE_FIELDS = 13  # and one NEXT_POSITION for each row of `position`
 
 # pages, int32 [field, page]; the last column is the queue's sentinel.
 REFCOUNT = 0
@@ -81,7 +86,7 @@ PER_SET = 3
 # plan, int64 [field, move].
 SOURCE = 0  # physical slot: page * page_tokens + offset
 TARGET = 1
-POSITION = 2  # the position to rotate the key to, or -1: copy it as it is
+POSITION = 2  # the position to rotate the key to, or -1: carry it over as it is
 SCOPE_OF = 3  # whose rows: the scope unit,
 SET_OF = 4  # and the set inside it, or -1 for all of its sets
 PLAN_FIELDS = 5
@@ -98,3 +103,8 @@ GROW_PAGES = 0
 GROW_ARENA = 1
 GROW_TABLES = 2
 GROW_PLAN = 3
+
+# Compaction algorithms.
+REBUILD = 0
+FORWARD = 1
+HOLE_FILL = 2

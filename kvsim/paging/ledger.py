@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import CeilingExceeded, LedgerError, VictimError
+from kvsim.paging import append, compaction, eviction, lifecycle, steps
 from kvsim.paging import arrays as memory
-from kvsim.paging import census, eviction, growth
 from kvsim.paging import fields as f
 from kvsim.paging.geometry import Geometry
+from kvsim.paging.ordering import ALGORITHMS, Order
+from kvsim.paging.readings import Readings
 from kvsim.paging.recount import recount
-from kvsim.paging.samples import Floors, Slots, count_slots, floors
 from kvsim.paging.store import CountingStore, Store
 
 ORDERS = {"fifo": f.FIFO, "lifo": f.LIFO}
 UNLIMITED = 2**31 - 2
+NOWHERE = np.empty((0, 0), np.int64)
 
 
-class Ledger:
+class Ledger(Readings):
     """Block tables of many sequences over one refcounted pool of pages.
 
     Parameters
@@ -37,6 +39,8 @@ class Ledger:
         Most pages that may be held, counted over all scope units; 0 means unlimited.
     order : {"fifo", "lifo"}
         Which free page is taken first.
+    ordering : Order, optional
+        How rows move and positions are numbered; by default nothing moves.
     store : Store, optional
         Where rows live; by default nowhere.
 
@@ -53,6 +57,7 @@ class Ledger:
         *,
         ceiling_pages: int = 0,
         order: str = "fifo",
+        ordering: Order | None = None,
         store: Store | None = None,
     ) -> None:
         if page_tokens < 1:
@@ -64,14 +69,21 @@ class Ledger:
         self.geometry = geometry
         self.page_tokens = page_tokens
         self.store: Store = CountingStore() if store is None else store
+        self.ordering = ordering or Order()
         self._units = geometry.scope_units
+        # Rows move on their own only where a slot holds rows of several sets.
+        self._by_row = self.ordering.unit == "row" and geometry.holder_sets > 0
+        position_rows = geometry.holder_sets if self._by_row else 1
         self._arrays = memory.make(
             page_tokens=page_tokens,
             scopes=geometry.scopes_array(),
             holder_sets=geometry.holder_sets,
-            position_sets=0,
+            position_sets=position_rows if self.ordering.stored else 0,
             ceiling=ceiling_pages or UNLIMITED,
             order=ORDERS[order],
+            reuse=self.ordering.append == "reuse_holes",
+            renumber=self.ordering.positions == "renumber" and self.ordering.compaction == "none",
+            renumber_writes=self.ordering.renumber_writes,
         )
         self._scalars = self._arrays.scalars
         self.store.resize(int(self._scalars[f.PAGES]))
@@ -80,7 +92,7 @@ class Ledger:
 
     def open(self) -> int:
         """Return the number of a new, empty sequence."""
-        self._call("open", growth.open_sequence)
+        self._call("open", lifecycle.open_sequence)
         return self._taken_number()
 
     def append(self, sequence: int, tokens: int, rows: Iterable[object] | None = None) -> None:
@@ -104,13 +116,43 @@ class Ledger:
         self._check_open(sequence)
         if tokens < 0:
             raise LedgerError(f"cannot append {tokens} tokens")
-        self._call("append", growth.append, sequence, tokens)
+        placed = np.empty((self._units, tokens), np.int64) if rows is not None else NOWHERE
+        self._call("append", append.append, sequence, tokens, placed)
         if rows is not None:
             for scope, block in enumerate(rows):
-                self.store.write(scope, self._last_slots(sequence, scope, tokens), block)
+                self.store.write(scope, placed[scope], block)
 
-    def advance(self, sequences: np.ndarray, steps: int = 1) -> None:
-        """Append one token to each of many sequences, `steps` times, in one kernel call.
+    def advance(
+        self,
+        sequences: np.ndarray,
+        count: int = 1,
+        *,
+        eviction: int = steps.NO_EVICTION,
+        appended: np.ndarray | None = None,
+        fraction: float = 1.0,
+        tokens: int = 0,
+        sinks: int = 0,
+        recent: int = 0,
+    ) -> int:
+        """Take `count` steps of a batch in one kernel call: a token each, then eviction.
+
+        Parameters
+        ----------
+        sequences : int64 [n]
+        count : int
+            Steps.
+        eviction : int
+            `steps.NO_EVICTION`; `steps.OLDEST_FIRST`, whose victims are taken in the kernel; or
+            `steps.ASK`, which comes back after each step for Python to evict.
+        appended : int64 [n], optional
+            Tokens that each sequence has been given so far; kept up to date.
+        fraction, tokens, sinks, recent
+            What is kept and protected, as in `kvsim.paging.steps.advance`.
+
+        Returns
+        -------
+        int
+            Steps done: fewer than `count` if it is Python's turn to evict.
 
         Raises
         ------
@@ -119,23 +161,35 @@ class Ledger:
             one by one.
         """
         sequences = np.ascontiguousarray(sequences, np.int64)
-        tables = self._arrays.tables
-        rows = sequences * self._units
-        if sequences.size and not (
-            sequences.min() >= 0
-            and rows.max() < tables.shape[0]
-            and (tables[rows, f.SEQUENCE] == sequences).all()
-        ):
-            raise LedgerError("a sequence of the batch is not open")
+        self._check_batch(sequences)
+        if appended is None:
+            appended = np.zeros(sequences.size, np.int64)
+        sets = self.geometry.sets
         try:
-            self._call("advance", growth.advance, sequences, steps)
+            self._call(
+                "advance",
+                steps.advance,
+                sequences,
+                count,
+                eviction,
+                appended,
+                fraction,
+                tokens,
+                sinks,
+                recent,
+                np.arange(sets + 1),
+                np.zeros(sets, np.int64),
+                self._scratch(),
+                NOWHERE,
+            )
+            return int(self._scalars[f.STEP])
         finally:
             self._scalars[f.STEP] = self._scalars[f.MEMBER] = 0
 
     def fork(self, parent: int) -> int:
         """Return the number of a new sequence that shares every page of `parent`."""
         self._check_open(parent)
-        self._call("fork", growth.fork, parent)
+        self._call("fork", lifecycle.fork, parent)
         return self._taken_number()
 
     def evict(self, sequence: int, victims: Iterable[np.ndarray]) -> None:
@@ -176,7 +230,53 @@ class Ledger:
         for which, slots in enumerate(lists):
             starts[which + 1] = starts[which] + slots.size
         every = lists[0] if len(lists) == 1 else np.concatenate(lists)
-        self._call("evict", eviction.evict, sequence, starts, every)
+        self._call("evict", eviction.evict, sequence, starts, every, self._scratch())
+
+    def compact(self, sequence: int, algorithm: str | None = None) -> None:
+        """Move live rows of a sequence so that pages empty, as its ordering says.
+
+        Parameters
+        ----------
+        sequence : int
+        algorithm : {"rebuild", "forward", "hole_fill"}, optional
+            By default the ordering's own. `hole_fill` needs stored positions.
+
+        Raises
+        ------
+        CeilingExceeded
+            If the copies or fresh pages do not fit. Nothing is changed.
+        LedgerError
+            If the ordering has no compaction, or this algorithm scrambles positions that are
+            not stored.
+        """
+        self._check_open(sequence)
+        algorithm = algorithm or self.ordering.compaction
+        if self.ordering.compaction == "none" or algorithm not in ALGORITHMS:
+            raise LedgerError(f"this ledger's ordering has no compaction {algorithm!r}")
+        if algorithm == "hole_fill" and not self.ordering.stored:
+            raise LedgerError("hole_fill needs stored positions, and this ordering has none")
+        rows = slice(sequence * self._units, (sequence + 1) * self._units)
+        tables = self._arrays.tables[rows]
+        slots = int(tables[:, f.CURSOR].max())
+        entries = int(tables[:, f.ENTRIES].max())
+        movers = self.geometry.holder_sets if self._by_row else 1
+        maps = np.empty((2, self._units * movers, slots), np.int64)
+        pages = np.empty((2, self._units, entries), np.int64)
+        self._call(
+            "compact",
+            compaction.compact,
+            sequence,
+            ALGORITHMS[algorithm],
+            self._by_row,
+            self.ordering.positions == "renumber",
+            maps[0],
+            maps[1],
+            np.empty((self._units, movers), np.int64),
+            np.empty(self._units, np.int64),
+            pages[0],
+            pages[1],
+            self._scratch(),
+        )
 
     def free(self, sequence: int) -> None:
         """End a sequence and let go of its pages.
@@ -187,105 +287,11 @@ class Ledger:
             If the sequence is not open: a double free is refused, not ignored.
         """
         self._check_open(sequence)
-        self._call("free", growth.free, sequence)
+        self._call("free", lifecycle.free, sequence)
 
     def end_step(self) -> None:
         """Sample the peak that is taken at the end of a step."""
         self._scalars[f.HELD_PEAK] = max(self._scalars[f.HELD_PEAK], self._scalars[f.HELD])
-
-    # Stocks and flows
-
-    @property
-    def held_pages(self) -> int:
-        """Pages with a refcount above 0, over all scope units."""
-        return int(self._scalars[f.HELD])
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the held pages, each at its scope unit's width."""
-        held = self._arrays.scopes[:, f.HELD_IN]
-        return int(held @ self.geometry.page_row_bytes()) * self.page_tokens
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that the ceiling leaves."""
-        return int(self._scalars[f.CEILING] - self._scalars[f.HELD])
-
-    def total(self, field: int) -> int:
-        """Return one of the flows named ``*_TOTAL`` or peaks named ``*_PEAK`` in `fields`."""
-        return int(self._scalars[field])
-
-    def sequences(self) -> list[int]:
-        """Open sequences, ascending."""
-        return np.flatnonzero(self._arrays.tables[:: self._units, f.SEQUENCE] >= 0).tolist()
-
-    def table(self, sequence: int, scope: int, field: int) -> int:
-        """Return one field of a sequence's table."""
-        return int(self._arrays.tables[sequence * self._units + scope, field])
-
-    def cursor(self, sequence: int, scope: int = 0) -> int:
-        """Return the next slot that the table of a scope unit will write."""
-        return self.table(sequence, scope, f.CURSOR)
-
-    def pages_of(self, sequence: int, scope: int = 0) -> np.ndarray:
-        """Return a table's pages, int64 [entries], -1 where an interior page was let go."""
-        start = self.table(sequence, scope, f.START)
-        entries = self.table(sequence, scope, f.ENTRIES)
-        return self._arrays.entries[f.PAGE, start : start + entries].astype(np.int64)
-
-    def refcounts(self) -> np.ndarray:
-        """Return the refcount of each page, int32 [pages]."""
-        return self._arrays.pages[f.REFCOUNT, :-1].copy()
-
-    def retained(self, sequence: int, which: int, scope: int | None = None) -> np.ndarray:
-        """Return which slots a set retains, bool [cursor].
-
-        Tables of a set that spans several scope units agree; unless `scope` names one, the
-        first of them answers.
-        """
-        if scope is None:
-            scope = self.geometry.first_scope_of(which)
-        kept = np.zeros(self.cursor(sequence, scope), np.bool_)
-        member = self.geometry.inner_sets[scope].index(which)
-        census.retained_slots(self._arrays, sequence * self._units + scope, member, kept)
-        return kept
-
-    def slots(self) -> Slots:
-        """Take a census of the physical slots of all held pages."""
-        return count_slots(self._arrays)
-
-    def floors(self) -> Floors:
-        """Count the fewest pages that could hold what is retained."""
-        return floors(self._arrays, self.geometry)
-
-    @property
-    def logical_live_slots(self) -> int:
-        """Live slots summed over tables: a shared slot counts once in each."""
-        tables = self._arrays.tables[self._arrays.tables[:, f.SEQUENCE] >= 0]
-        return int((tables[:, f.CURSOR] - tables[:, f.DEAD]).sum())
-
-    @property
-    def retained_rows(self) -> int:
-        """(token, layer, head) rows that sets retain, summed over sequences."""
-        rows = 0
-        for sequence in self.sequences():
-            for scope, inner in enumerate(self.geometry.inner_sets):
-                for member, which in enumerate(inner):
-                    units = int(
-                        self._arrays.scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.ROWS]
-                    )
-                    rows += units * int(np.count_nonzero(self.retained(sequence, which, scope)))
-        return rows
-
-    @property
-    def metadata_bytes(self) -> int:
-        """Bytes of bookkeeping: 4 a table entry, 1 a slot's dead flag, 1 a (set, slot) holder
-        and 4 a stored position."""
-        tables = self._arrays.tables[self._arrays.tables[:, f.SEQUENCE] >= 0]
-        slots = int(tables[:, f.CURSOR].sum())
-        entries = int(tables[:, f.ENTRIES].sum())
-        sets = self._arrays.holders.shape[0]
-        return 4 * entries + slots * (1 + sets + 4 * self._arrays.position.shape[0])
 
     def check(self) -> None:
         """Recount everything from the raw tables; raise LedgerError on the first mismatch."""
@@ -330,11 +336,25 @@ class Ledger:
         if not 0 <= row < tables.shape[0] or tables[row, f.SEQUENCE] != sequence:
             raise LedgerError(f"sequence {sequence} is not open")
 
-    def _last_slots(self, sequence: int, scope: int, tokens: int) -> np.ndarray:
-        cursor = self.cursor(sequence, scope)
-        slots = np.arange(cursor - tokens, cursor)
-        pages = self.pages_of(sequence, scope)[slots // self.page_tokens]
-        return pages * self.page_tokens + slots % self.page_tokens
+    def _check_batch(self, sequences: np.ndarray) -> None:
+        tables = self._arrays.tables
+        rows = sequences * self._units
+        if sequences.size and not (
+            sequences.min() >= 0
+            and rows.max() < tables.shape[0]
+            and (tables[rows, f.SEQUENCE] == sequences).all()
+        ):
+            raise LedgerError("a sequence of the batch is not open")
+
+    def _scratch(self) -> np.ndarray:
+        """Return room for one number a position, where positions are ranked at all."""
+        if self.ordering.compaction == "none" and not self._arrays.position.shape[0]:
+            return NOWHERE[0:0].ravel()
+        tables = self._arrays.tables
+        size = int(tables[:, f.CURSOR].max())
+        if self._arrays.position.shape[0]:
+            size = max(size, int(tables[:, f.NEXT_POSITION :].max()))
+        return np.empty(size + 1, np.int64)
 
 
 class _BadVictim(Exception):

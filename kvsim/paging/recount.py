@@ -33,6 +33,11 @@ def _check_table(arrays: Arrays, table: int, references: np.ndarray) -> None:
     np.add.at(references, named, 1)
     base = start * page_tokens
     dead = arrays.dead[base : base + cursor].astype(bool)
+    hole = int(row[f.HOLE])
+    open_holes = (pages[:hole] >= 0) & (arrays.entries[f.DEAD_IN, start : start + used][:hole] > 0)
+    if arrays.scalars[f.REUSE]:
+        _must(not open_holes.any(), f"table {table}: a hole lies below its hint")
+    _check_positions(arrays, table, base, cursor, dead)
     if arrays.holders.shape[0]:
         held = arrays.holders[:, base : base + cursor].any(axis=0)
         _must(bool((held == ~dead).all()), f"table {table}: dead flags differ from holders")
@@ -55,6 +60,22 @@ def _check_table(arrays: Arrays, table: int, references: np.ndarray) -> None:
         owned = int(arrays.pages[f.REFCOUNT, pages[-1]]) == 1
         _must(owned, f"table {table}: room in a page that it shares")
     _must(cursor == 0 or not dead[-1], f"table {table}: the slot below the cursor is dead")
+
+
+def _check_positions(arrays: Arrays, table: int, base: int, cursor: int, dead: np.ndarray) -> None:
+    """Check that the positions which a set retains are distinct and below the next one."""
+    rows = arrays.position.shape[0]
+    for number in range(rows):
+        kept = ~dead
+        if rows > 1:
+            kept = arrays.holders[number, base : base + cursor].astype(bool)
+        found = np.sort(arrays.position[number, base : base + cursor][kept])
+        _must(bool((found[1:] > found[:-1]).all()), f"table {table}: a position stands twice")
+        following = int(arrays.tables[table, f.NEXT_POSITION + number])
+        _must(
+            found.size == 0 or (found[0] >= 0 and found[-1] < following),
+            f"table {table}: a position is not below the next one",
+        )
 
 
 def _check_queue(arrays: Arrays) -> None:

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.paging.fields import (
-    ARENA_TOP,
-    CAPACITY,
-    CLASS,
-    CURSOR,
-    DEAD_IN,
-    ENTRIES,
-    PAGE,
-    PAGE_TOKENS,
-    START,
-)
+from kvsim.paging import fields as f
 from kvsim.paging.jit import kernel
 
 
@@ -42,23 +32,23 @@ def missing(capacity, entries):
 @kernel
 def take(scalars, entries, k):
     """Return the start of a segment of 2**k entries. The caller has checked that one fits."""
-    start = scalars[CLASS + k]
+    start = scalars[f.CLASS + k]
     if start >= 0:
-        scalars[CLASS + k] = np.int64(entries[PAGE, start])
+        scalars[f.CLASS + k] = np.int64(entries[f.PAGE, start])
         return start
-    start = scalars[ARENA_TOP]
-    scalars[ARENA_TOP] = start + (np.int64(1) << k)
+    start = scalars[f.ARENA_TOP]
+    scalars[f.ARENA_TOP] = start + (np.int64(1) << k)
     return start
 
 
 @kernel
 def give_back(scalars, tables, entries, table):
     """Put a table's segment into the free list of its size."""
-    if tables[table, CAPACITY] > 0:
-        k = size_class(tables[table, CAPACITY])
-        entries[PAGE, tables[table, START]] = scalars[CLASS + k]
-        scalars[CLASS + k] = tables[table, START]
-        tables[table, CAPACITY] = 0
+    if tables[table, f.CAPACITY] > 0:
+        k = size_class(tables[table, f.CAPACITY])
+        entries[f.PAGE, tables[table, f.START]] = scalars[f.CLASS + k]
+        scalars[f.CLASS + k] = tables[table, f.START]
+        tables[table, f.CAPACITY] = 0
 
 
 @kernel
@@ -68,8 +58,8 @@ def copy_segment(entries, dead, holders, position, source, target, count, slots,
     Written as loops: a slice assignment compiles ten times longer and runs no faster.
     """
     for entry in range(count):
-        entries[PAGE, target + entry] = entries[PAGE, source + entry]
-        entries[DEAD_IN, target + entry] = entries[DEAD_IN, source + entry]
+        entries[f.PAGE, target + entry] = entries[f.PAGE, source + entry]
+        entries[f.DEAD_IN, target + entry] = entries[f.DEAD_IN, source + entry]
     old = source * page_tokens
     new = target * page_tokens
     for slot in range(slots):
@@ -85,11 +75,11 @@ def copy_segment(entries, dead, holders, position, source, target, count, slots,
 @kernel
 def reserve(scalars, tables, entries, dead, holders, position, table, needed):
     """Move a table to a segment that can hold `needed` entries, if its own cannot."""
-    if needed <= tables[table, CAPACITY]:
+    if needed <= tables[table, f.CAPACITY]:
         return
     k = size_class(needed)
     start = take(scalars, entries, k)
-    page_tokens = scalars[PAGE_TOKENS]
+    page_tokens = scalars[f.PAGE_TOKENS]
     # No flag of an earlier use may stand behind the cursor: append relies on it.
     for slot in range(start * page_tokens, (start + (np.int64(1) << k)) * page_tokens):
         dead[slot] = 0
@@ -98,12 +88,12 @@ def reserve(scalars, tables, entries, dead, holders, position, table, needed):
         dead,
         holders,
         position,
-        tables[table, START],
+        tables[table, f.START],
         start,
-        tables[table, ENTRIES],
-        tables[table, CURSOR],
+        tables[table, f.ENTRIES],
+        tables[table, f.CURSOR],
         page_tokens,
     )
     give_back(scalars, tables, entries, table)
-    tables[table, START] = start
-    tables[table, CAPACITY] = np.int64(1) << k
+    tables[table, f.START] = start
+    tables[table, f.CAPACITY] = np.int64(1) << k

@@ -1,0 +1,108 @@
+"""The verbs open, fork and free: how sequences begin and end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.paging import fields as f
+from kvsim.paging.jit import kernel
+from kvsim.paging.moves import refuse_or_grow
+from kvsim.paging.pool import let_go
+from kvsim.paging.segments import copy_segment, give_back, missing, reserve
+
+
+@kernel
+def open_sequence(arrays):
+    """Take a sequence number and set up its empty tables. The number is left in MEMBER."""
+    scalars, tables, _, _, _, _, _, _, _ = arrays
+    units = scalars[f.UNITS]
+    sequence = scalars[f.SEQUENCE_FREE]
+    if sequence < 0:
+        sequence = scalars[f.SEQUENCE_TOP]
+        if (sequence + 1) * units > tables.shape[0]:
+            scalars[f.GROW_WHAT] = f.GROW_TABLES
+            scalars[f.NEED] = sequence + 1
+            return f.GROW
+        scalars[f.SEQUENCE_TOP] = sequence + 1
+    else:
+        scalars[f.SEQUENCE_FREE] = tables[sequence * units, f.NEXT_FREE]
+    for scope in range(units):
+        table = sequence * units + scope
+        for field in range(tables.shape[1]):
+            tables[table, field] = 0
+        tables[table, f.SEQUENCE] = sequence
+        tables[table, f.SCOPE] = scope
+        tables[table, f.ROOT] = sequence
+    scalars[f.MEMBER] = sequence
+    return f.OK
+
+
+@kernel
+def fork(arrays, parent):
+    """Open a sequence that shares every page of `parent`. Its number is left in MEMBER."""
+    scalars, tables, pages, entries, dead, holders, position, _, plan = arrays
+    units = scalars[f.UNITS]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    segments = np.int64(0)
+    for table in range(parent * units, (parent + 1) * units):
+        segments += missing(0, tables[table, f.ENTRIES])
+    answer = refuse_or_grow(scalars, entries, plan, 0, segments, 0)
+    if answer != f.OK:
+        return answer
+    answer = open_sequence(arrays)
+    if answer != f.OK:
+        return answer
+    child = scalars[f.MEMBER]
+    for scope in range(units):
+        old = parent * units + scope
+        new = child * units + scope
+        reserve(scalars, tables, entries, dead, holders, position, new, tables[old, f.ENTRIES])
+        start = tables[new, f.START]
+        copy_segment(
+            entries,
+            dead,
+            holders,
+            position,
+            tables[old, f.START],
+            start,
+            tables[old, f.ENTRIES],
+            tables[old, f.CURSOR],
+            page_tokens,
+        )
+        for field in (f.CURSOR, f.DEAD, f.ENTRIES, f.NAMED, f.ROOT, f.HOLE, f.OLDEST):
+            tables[new, field] = tables[old, field]
+        for row in range(position.shape[0]):
+            tables[new, f.NEXT_POSITION + row] = tables[old, f.NEXT_POSITION + row]
+        tables[old, f.ROOM] = 0
+        for entry in range(start, start + tables[new, f.ENTRIES]):
+            if entries[f.PAGE, entry] >= 0:
+                pages[f.REFCOUNT, entries[f.PAGE, entry]] += 1
+    return f.OK
+
+
+@kernel
+def free(arrays, sequence):
+    """End a sequence: let go of all its pages. Finishing adds to no flow of eviction."""
+    scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
+    units = scalars[f.UNITS]
+    for scope in range(units):
+        table = sequence * units + scope
+        start = tables[table, f.START]
+        # Last page first, so that a queue in FIFO order reuses a sequence's tail first.
+        for entry in range(start + tables[table, f.ENTRIES] - 1, start - 1, -1):
+            if entries[f.PAGE, entry] >= 0:
+                let_go(
+                    scalars,
+                    pages,
+                    scopes,
+                    scope,
+                    np.int64(entries[f.PAGE, entry]),
+                    f.FINISHED_TOTAL,
+                )
+        give_back(scalars, tables, entries, table)
+        for field in range(tables.shape[1]):
+            tables[table, field] = 0
+        tables[table, f.SEQUENCE] = -1
+    tables[sequence * units, f.NEXT_FREE] = scalars[f.SEQUENCE_FREE]
+    scalars[f.SEQUENCE_FREE] = sequence
+    return f.OK
