@@ -26,6 +26,8 @@ class Request:
     forks : int
         Sequences that fork from it once its prompt is prefilled, before any eviction.
     signals : Signals
+    forks_evict : bool
+        Whether the forks are evicted too, or only the sequence itself.
     """
 
     arrival_ns: int
@@ -33,6 +35,7 @@ class Request:
     decode_tokens: int
     forks: int
     signals: Signals
+    forks_evict: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,21 @@ class Clock:
     decode_step_ns: int = 20_000_000
 
 
+@dataclass(frozen=True)
+class When:
+    """When eviction happens.
+
+    Attributes
+    ----------
+    name : {"prefill_end", "chunk", "step"}
+    chunk_tokens : int
+        Under `chunk`: appended tokens between evictions, of the prompt and while decoding.
+    """
+
+    name: str = "prefill_end"
+    chunk_tokens: int = 0
+
+
 class Engine:
     """Runs requests to their ends on one eviction loop.
 
@@ -56,6 +74,7 @@ class Engine:
     ----------
     loop : EvictionLoop
     requests : sequence of Request
+    when : When
     clock : Clock
     before_finish : callable
         Called once, after the last step and before any sequence finishes: stocks are read here.
@@ -66,22 +85,25 @@ class Engine:
         loop: EvictionLoop,
         requests: Sequence[Request],
         before_finish: Callable[[], None],
+        when: When | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.loop = loop
         self.requests = requests
         self.before_finish = before_finish
+        self.when = when or When()
         self.clock = clock or Clock()
         self.steps = 0
         self._remaining: dict[int, int] = {}
+        self._since_eviction = 0
 
     def run(self) -> int:
         """Run all requests; return the end time in nanoseconds.
 
         Raises
         ------
-        CeilingExceeded
-            If a verb needs more pages than the ceiling leaves and nothing can be evicted.
+        Infeasible
+            If an append needs more pages than the ceiling leaves after evicting.
         """
         env = simpy.Environment()
         waiting = simpy.Store(env)
@@ -105,29 +127,59 @@ class Engine:
             if to_come and (waiting.items or not any(self._remaining.values())):
                 request = yield waiting.get()
                 to_come -= 1
-                self._prefill(request)
-                duration = self.clock.prefill_token_ns * request.prompt_tokens
+                yield from self._prefill(env, request)
             else:
-                self._decode()
-                duration = self.clock.decode_step_ns
-            self.loop.end_step()
-            self.steps += 1
-            yield env.timeout(duration)
+                steps = self._decode(self._steps_until_next_event(env))
+                self.steps += steps
+                yield env.timeout(steps * self.clock.decode_step_ns)
         self.before_finish()
         for sequence in list(self._remaining):
             self.loop.finish(sequence)
         self._remaining.clear()
 
-    def _prefill(self, request: Request) -> None:
-        sequence = self.loop.open(request.signals)
-        self.loop.append(sequence, request.prompt_tokens)
-        family = [sequence] + [self.loop.fork(sequence) for _ in range(request.forks)]
-        for member in family:
-            self.loop.evict(member)
-            self._remaining[member] = request.decode_tokens
+    def _steps_until_next_event(self, env: simpy.Environment) -> int:
+        """Return how many decode steps begin before anything else happens; at least 1."""
+        ahead = env.peek()
+        if ahead == float("inf"):
+            return 1 << 60
+        return max(1, -int((env.now - ahead) // self.clock.decode_step_ns))
 
-    def _decode(self) -> None:
-        for sequence, left in self._remaining.items():
-            if left:
-                self.loop.append(sequence, 1)
-                self._remaining[sequence] = left - 1
+    def _prefill(
+        self, env: simpy.Environment, request: Request
+    ) -> Generator[simpy.Event, Any, None]:
+        """Append a prompt, whole or in chunks; a step each, which ends after its eviction."""
+        sequence = self.loop.open(request.signals)
+        chunked = self.when.name == "chunk"
+        size = self.when.chunk_tokens if chunked else request.prompt_tokens
+        for first in range(0, request.prompt_tokens, size):
+            tokens = min(size, request.prompt_tokens - first)
+            last = first + tokens == request.prompt_tokens
+            self.loop.append(sequence, tokens)
+            self._remaining[sequence] = request.decode_tokens if last else 0
+            family = [sequence]
+            if last:
+                family += [self.loop.fork(sequence) for _ in range(request.forks)]
+            for member in family:
+                if member == sequence or request.forks_evict:
+                    self.loop.evict(member)
+                self._remaining[member] = self._remaining[sequence]
+            self.loop.end_step()
+            self.steps += 1
+            yield env.timeout(self.clock.prefill_token_ns * tokens)
+
+    def _decode(self, most: int) -> int:
+        """Let all sequences that still decode take up to `most` steps; return how many."""
+        batch = [sequence for sequence, left in self._remaining.items() if left]
+        most = min(most, *(self._remaining[sequence] for sequence in batch))
+        if self.when.name == "chunk":
+            most = min(most, self.when.chunk_tokens - self._since_eviction)
+        done = self.loop.step(batch, most, evicts=self.when.name == "step")
+        for sequence in batch:
+            self._remaining[sequence] -= done
+        self._since_eviction += done
+        if self.when.name == "chunk" and self._since_eviction == self.when.chunk_tokens:
+            for sequence in batch:
+                self.loop.evict(sequence)
+            self.loop.end_step()
+            self._since_eviction = 0
+        return done

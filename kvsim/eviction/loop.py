@@ -1,4 +1,4 @@
-"""The loop view -> score -> select -> evict, for every sequence of one ledger.
+"""The loop view -> score -> select -> evict -> compact, for every sequence of one ledger.
 
 The loop remembers which token each retained row is; the ledger alone decides what is live,
 empty and freed. Beside the ledger runs its dense twin: the same verbs without any eviction.
@@ -6,73 +6,15 @@ empty and freed. Beside the ledger runs its dense twin: the same verbs without a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
 import numpy as np
 
-from kvsim.errors import LedgerError
-from kvsim.paging import Ledger
+from kvsim.errors import CeilingExceeded, Infeasible, LedgerError
+from kvsim.eviction.state import RowSource, Rules, Signals, Tracked
+from kvsim.paging import Ledger, steps
 from kvsim.policies import registry
 from kvsim.policies.base import Policy
-from kvsim.policies.selection import Places, Target, select
+from kvsim.policies.selection import Places, select
 from kvsim.policies.view import View
-
-
-class Signals(Protocol):
-    """What a workload tells about a sequence's tokens."""
-
-    def observe(self, columns: np.ndarray) -> dict[str, Any]:
-        """Return the signals of these tokens, as keyword arguments of a View."""
-
-    def next_query(self, appended: int) -> np.ndarray:
-        """Return the next query's attention, [layers, kv_heads, appended]."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How victims are chosen and how much is kept.
-
-    Attributes
-    ----------
-    granularity : {"token", "window", "page", "page_completion"}
-    window_tokens, protect_recent, protect_sinks : int
-    fraction : float
-        Share of the dense footprint that is kept, unless `tokens` is given.
-    tokens : int
-        Tokens that each set keeps; 0 means that `fraction` decides.
-    """
-
-    granularity: str
-    window_tokens: int
-    protect_recent: int
-    protect_sinks: int
-    fraction: float
-    tokens: int
-
-    def target(self, appended: int) -> Target:
-        """Return what is kept of `appended` tokens."""
-        if self.tokens:
-            return Target(kept=self.tokens, fraction=self.tokens / appended)
-        return Target(kept=int(self.fraction * appended), fraction=self.fraction)
-
-
-@dataclass
-class Tracked:
-    """What the loop knows of one sequence.
-
-    Attributes
-    ----------
-    signals : Signals
-    appended : int
-        Tokens appended so far.
-    tokens : list of int64 arrays
-        For each set, the tokens that it retains, in the order of their positions.
-    """
-
-    signals: Signals
-    appended: int = 0
-    tokens: list[np.ndarray] = field(default_factory=list)
 
 
 class EvictionLoop:
@@ -88,6 +30,14 @@ class EvictionLoop:
     rules : Rules
     set_shape, unit_shape : tuple of int
     rng : numpy.random.Generator
+    row_source : RowSource, optional
+        Rows of new tokens, if the ledger's store is to hold any.
+
+    Attributes
+    ----------
+    refused_verbs_total : int
+        Verbs that the ceiling refused: appends tried again after an eviction, evictions and
+        compactions that were left out.
     """
 
     def __init__(
@@ -100,6 +50,7 @@ class EvictionLoop:
         set_shape: tuple[int, int],
         unit_shape: tuple[int, int],
         rng: np.random.Generator,
+        row_source: RowSource | None = None,
     ) -> None:
         self.ledger = ledger
         self.dense = dense
@@ -109,7 +60,9 @@ class EvictionLoop:
         self.set_shape = set_shape
         self.unit_shape = unit_shape
         self.rng = rng
+        self.row_source = row_source
         self.tracked: dict[int, Tracked] = {}
+        self.refused_verbs_total = 0
 
     def open(self, signals: Signals) -> int:
         """Return the number of a new sequence, the same in the ledger and in its twin."""
@@ -121,13 +74,34 @@ class EvictionLoop:
         return sequence
 
     def append(self, sequence: int, tokens: int) -> None:
-        """Append tokens to a sequence; every set retains them."""
-        self.ledger.append(sequence, tokens)
-        self.dense.append(sequence, tokens)
+        """Append tokens to a sequence; every set retains them.
+
+        Under a ceiling that refuses, the policy evicts first and the append is tried once more.
+
+        Raises
+        ------
+        Infeasible
+            If it is refused again.
+        """
+        try:
+            self._append(sequence, tokens)
+        except CeilingExceeded as refusal:
+            self.refused_verbs_total += 1
+            if not self.tracked[sequence].appended or not self.evict(sequence):
+                raise Infeasible(f"{refusal}, and nothing is left to evict") from None
+            try:
+                self._append(sequence, tokens)
+            except CeilingExceeded as again:
+                raise Infeasible(f"{again}, after evicting to the budget") from None
+
+    def _append(self, sequence: int, tokens: int) -> None:
         state = self.tracked[sequence]
-        fresh = np.arange(state.appended, state.appended + tokens)
-        state.tokens = [np.concatenate((kept, fresh)) for kept in state.tokens]
-        state.appended += tokens
+        rows = None
+        if self.row_source is not None:
+            rows = self.row_source.rows(sequence, state.appended, tokens)
+        self.ledger.append(sequence, tokens, rows)
+        self.dense.append(sequence, tokens)
+        state.add(tokens)
 
     def fork(self, parent: int) -> int:
         """Return the number of a new sequence that shares all pages of `parent`."""
@@ -135,7 +109,10 @@ class EvictionLoop:
         if self.dense.fork(parent) != child:
             raise LedgerError("the ledger and its dense twin number sequences differently")
         state = self.tracked[parent]
-        self.tracked[child] = Tracked(state.signals, state.appended, list(state.tokens))
+        signals = state.signals.fork(child)
+        self.tracked[child] = Tracked(signals, state.appended, list(state.tokens))
+        if self.row_source is not None:
+            self.row_source.fork(parent, child, state.appended)
         return child
 
     def finish(self, sequence: int) -> None:
@@ -149,8 +126,85 @@ class EvictionLoop:
         self.ledger.end_step()
         self.dense.end_step()
 
-    def evict(self, sequence: int) -> None:
-        """Run the loop once for one sequence.
+    def step(self, sequences: list[int], most: int, evicts: bool) -> int:
+        """Take up to `most` decode steps: a token for each sequence, then eviction if asked.
+
+        Returns
+        -------
+        int
+            Steps taken, at least 1: a policy that Python has to score stops after each.
+        """
+        kernel = self.row_source is None and (not evicts or self._oldest_first())
+        if not kernel:
+            for sequence in sequences:
+                self.append(sequence, 1)
+            if evicts:
+                for sequence in sequences:
+                    self.evict(sequence)
+            self.end_step()
+            return 1
+        return self._leap(sequences, most, steps.OLDEST_FIRST if evicts else steps.NO_EVICTION)
+
+    def _oldest_first(self) -> bool:
+        """Tell whether the kernel may take the victims: the oldest tokens, one by one."""
+        return (
+            self.policy.static
+            and self.rules.granularity == "token"
+            and self.ledger.ordering.compaction == "none"
+            and self.ledger.ordering.append == "tail"
+            and self.ledger.ordering.positions == "keep"
+        )
+
+    def _sinks(self) -> int:
+        """Return how many tokens at the start are protected, by the rules or by the policy."""
+        return max(self.rules.protect_sinks, getattr(self.policy, "n_sink", 0))
+
+    def _leap(self, sequences: list[int], most: int, eviction: int) -> int:
+        """Take steps in the kernel; finish here the one that it could not, if any."""
+        batch = np.array(sequences, np.int64)
+        before = np.array([self.tracked[s].appended for s in sequences], np.int64)
+        appended = before.copy()
+        refused = False
+        done = 0
+        try:
+            done = self.ledger.advance(
+                batch,
+                most,
+                eviction=eviction,
+                appended=appended,
+                fraction=self.rules.fraction,
+                tokens=self.rules.tokens,
+                sinks=self._sinks(),
+                recent=self.rules.protect_recent,
+            )
+        except CeilingExceeded:
+            refused = True
+        taken = appended - before
+        for sequence, count in zip(sequences, taken.tolist(), strict=True):
+            state = self.tracked[sequence]
+            self.dense.append(sequence, count)
+            state.add(count)
+            live = int(np.count_nonzero(self.ledger.retained(sequence, 0)))
+            state.drop_oldest(state.tokens[0].size - live, self._sinks())
+        if done == most:
+            return most
+        if refused:
+            # The members that lack their token of the step under way get it here, where a
+            # refusal is answered by evicting.
+            for sequence, count in zip(sequences, taken.tolist(), strict=True):
+                if count == taken.min():
+                    self.append(sequence, 1)
+        if eviction != steps.NO_EVICTION:
+            for sequence in sequences:
+                self.evict(sequence)
+        self.end_step()
+        return int(taken.min()) + int(refused)
+
+    def evict(self, sequence: int) -> bool:
+        """Run the loop once for one sequence, then compact; tell whether anything was evicted.
+
+        An eviction that the ceiling refuses, because renumbering would copy shared pages, is
+        left out and counted; so is a compaction.
 
         Raises
         ------
@@ -160,28 +214,40 @@ class EvictionLoop:
             If more tokens are protected than the budget keeps. Nothing is changed.
         """
         state = self.tracked[sequence]
+        target = self.rules.target(state.appended)
+        fits = all(kept.size <= target.kept for kept in state.tokens)
+        if fits and self.rules.granularity != "page_completion":
+            return False
         view, columns = self._view(state)
-        slots = self._slots(sequence)
+        slots, positions = self._rows(sequence)
         for have, want in zip(slots, state.tokens, strict=True):
             if have.size != want.size:
                 raise LedgerError("the ledger retains other tokens than the loop remembers")
         scores = registry.scores(self.policy, view, self.name)
-        guarded = registry.protected(self.policy, view, self.name)
-        # Not in place: the mask is the policy's own.
-        guarded = guarded | (view.ages <= self.rules.protect_recent)
-        guarded = guarded | (view.positions < self.rules.protect_sinks)
         victims = select(
             view,
             scores,
-            guarded,
-            self.rules.target(state.appended),
+            self._protected(view),
+            target,
             granularity=self.rules.granularity,
             window_tokens=self.rules.window_tokens,
-            places=self._places(sequence, view, columns, slots),
+            places=self._places(sequence, view, columns, slots, positions),
         ).reshape(view.sets, view.tokens)
         gone = [victims[which][columns[which]] for which in range(view.sets)]
-        self.ledger.evict(sequence, [slots[which][gone[which]] for which in range(view.sets)])
+        if not any(out.any() for out in gone):
+            return False
+        try:
+            self.ledger.evict(sequence, [slots[which][gone[which]] for which in range(view.sets)])
+        except CeilingExceeded:
+            self.refused_verbs_total += 1
+            return False
         state.tokens = [kept[~out] for kept, out in zip(state.tokens, gone, strict=True)]
+        if self.ledger.ordering.compaction != "none":
+            try:
+                self.ledger.compact(sequence)
+            except CeilingExceeded:
+                self.refused_verbs_total += 1
+        return True
 
     def retained_mass(self) -> float | None:
         """Return the share of the next query's attention that falls on what is retained.
@@ -198,16 +264,23 @@ class EvictionLoop:
             if not (total > 0).all():
                 return None
             kept = np.zeros((len(state.tokens), state.appended), np.bool_)
-            for which, slots in enumerate(self._slots(sequence)):
+            for which, slots in enumerate(self._rows(sequence)[0]):
                 # The tokens behind the slots that the ledger, and not the loop, calls live.
                 kept[which, state.tokens[which][: slots.size]] = True
             shares.append(float(((row * kept[unit_set]).sum(axis=1) / total).mean()))
         return float(np.mean(shares)) if shares else None
 
-    def _slots(self, sequence: int) -> list[np.ndarray]:
-        """Return the slots that each set retains, ascending in position."""
+    def _protected(self, view: View) -> np.ndarray:
+        guarded = registry.protected(self.policy, view, self.name)
+        # Not in place: the mask is the policy's own.
+        guarded = guarded | (view.ages <= self.rules.protect_recent)
+        return guarded | (view.positions < self.rules.protect_sinks)
+
+    def _rows(self, sequence: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the slots that each set retains and their positions, ascending in position."""
         sets = range(self.ledger.geometry.sets)
-        return [np.flatnonzero(self.ledger.retained(sequence, which)) for which in sets]
+        pairs = [self.ledger.rows(sequence, which) for which in sets]
+        return [slots for slots, _ in pairs], [positions for _, positions in pairs]
 
     def _view(self, state: Tracked) -> tuple[View, list[np.ndarray]]:
         """Return the view of a sequence, and for each set the columns that it retains."""
@@ -231,24 +304,31 @@ class EvictionLoop:
         return view, columns
 
     def _places(
-        self, sequence: int, view: View, columns: list[np.ndarray], slots: list[np.ndarray]
+        self,
+        sequence: int,
+        view: View,
+        columns: list[np.ndarray],
+        slots: list[np.ndarray],
+        positions: list[np.ndarray],
     ) -> Places:
         """Return where each set's columns lie in its table."""
         page_tokens = self.ledger.page_tokens
-        place = np.full((view.sets, view.tokens), -1, np.int64)
+        place = np.full((2, view.sets, view.tokens), -1, np.int64)
         cursor = np.zeros(view.sets, np.int64)
+        following = np.zeros(view.sets, np.int64)
         table = np.zeros(view.sets, np.int64)
         for which in range(view.sets):
-            place[which, columns[which]] = slots[which]
+            place[0, which, columns[which]] = slots[which]
+            place[1, which, columns[which]] = positions[which]
             table[which] = self.ledger.geometry.first_scope_of(which)
             cursor[which] = self.ledger.cursor(sequence, int(table[which]))
+            following[which] = self.ledger.next_position(sequence, int(table[which]))
         shape = self.set_shape
-        places = place.reshape(*shape, view.tokens)
         dense = -(-self.tracked[sequence].appended // page_tokens)
         return Places(
-            position=places,
-            next_position=cursor.reshape(shape),
-            entry=places // page_tokens,
+            position=place[1].reshape(*shape, view.tokens),
+            next_position=following.reshape(shape),
+            entry=place[0].reshape(*shape, view.tokens) // page_tokens,
             complete=(cursor // page_tokens).reshape(shape),
             table=table.reshape(shape),
             dense=np.full(shape, dense, np.int64),

@@ -303,7 +303,7 @@ class Ledger(Readings):
         scalars = self._scalars
         while True:
             answer = function(self._arrays, *arguments)
-            if answer == f.OK:
+            if answer in (f.OK, f.POLICY_DUE):
                 break
             need = int(scalars[f.NEED])
             what = int(scalars[f.GROW_WHAT])

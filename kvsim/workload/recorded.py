@@ -211,6 +211,13 @@ class RecordedSignals:
         self._recording = recording
         self._attention = attention
 
+    def extend(self, tokens: int) -> None:
+        """Nothing to follow: a recording tells of the whole prefill at once."""
+
+    def fork(self, sequence: int) -> RecordedSignals:
+        """Return itself: a fork has the same prefill behind it."""
+        return self
+
     def observe(self, columns: np.ndarray) -> dict[str, Any]:
         """Return the signals of these tokens: attention and key norms."""
         r = self._recording
