@@ -167,8 +167,9 @@ class EvictionLoop:
                 raise LedgerError("the ledger retains other tokens than the loop remembers")
         scores = registry.scores(self.policy, view, self.name)
         guarded = registry.protected(self.policy, view, self.name)
-        guarded |= view.ages <= self.rules.protect_recent
-        guarded |= view.positions < self.rules.protect_sinks
+        # Not in place: the mask is the policy's own.
+        guarded = guarded | (view.ages <= self.rules.protect_recent)
+        guarded = guarded | (view.positions < self.rules.protect_sinks)
         victims = select(
             view,
             scores,
