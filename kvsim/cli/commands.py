@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -45,10 +46,27 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2) from None
         except BrokenPipeError:
             # The reader of a pipe left: nobody is there to be told.
-            sys.stderr.close()
+            _drop_stdout()
             raise typer.Exit(1) from None
+        except OSError as error:
+            _drop_stdout()
+            named = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"kvsim: {named}{error.strerror or error}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("kvsim: interrupted", err=True)
+            raise typer.Exit(130) from None
+        except MemoryError as error:
+            typer.echo(f"kvsim: not enough memory: {error or 'no size given'}", err=True)
+            raise typer.Exit(2) from None
 
     return guarded
+
+
+def _drop_stdout() -> None:
+    """Close stdout without what it still holds, or the interpreter would try again at its end."""
+    with contextlib.suppress(OSError):
+        sys.stdout.close()
 
 
 def _print_json(value: Any) -> None:

@@ -48,15 +48,18 @@ def _cells(row: Row) -> list[str]:
 
 
 def _console(stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
+    # Reasons and names hold brackets and colons, which rich would read as markup and emoji.
+    console = Console(stderr=stderr, markup=False, emoji=False)
     if not console.is_terminal:
         # A pipe has no width; rich would fold the table into 80 columns.
-        console = Console(stderr=stderr, width=160)
+        console = Console(stderr=stderr, markup=False, emoji=False, width=160)
     return console
 
 
 def choose(rows: Sequence[Row], where: Mapping[str, Sequence[Any]]) -> list[Row]:
     """Return the rows that a sweep's [table] asks for, in their order."""
+    from kvsim.policies import short_name
+
     columns = {
         "pages.tokens": "page_tokens",
         "pages.scope": "scope",
@@ -66,8 +69,12 @@ def choose(rows: Sequence[Row], where: Mapping[str, Sequence[Any]]) -> list[Row]
         "compaction.algorithm": "compaction",
         "compaction.unit": "compaction_unit",
         "compaction.positions": "positions",
+        "workload.kind": "workload",
+        "store.kind": "store",
     }
     wanted = {columns.get(k, k.rsplit(".", 1)[-1]): values for k, values in where.items()}
+    if "policy" in wanted:
+        wanted["policy"] = [short_name(str(name)) for name in wanted["policy"]]
     return [row for row in rows if all(row[key] in values for key, values in wanted.items())]
 
 
@@ -181,7 +188,7 @@ def print_summary(summary: Any, scenarios: int, out: Path, drawn: Sequence[Path]
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr; yields a function to be called with (done, total)."""
+    """Show a progress bar on a terminal's stderr; yields a function of (done, total)."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -191,13 +198,16 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn,
     )
 
+    console = _console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
+        # In a file or pipe a bar is noise, and a refusal must be the only line there.
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(what, total=None)

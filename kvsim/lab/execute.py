@@ -5,20 +5,24 @@ The parent alone writes. Rows come in the sweep's order whatever the number of j
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
-from kvsim.lab.run import failed_row, run
-from kvsim.lab.scenario import Scenario
+from kvsim.lab.run import check, failed_row, run
+from kvsim.lab.scenario import Budget, Scenario, Selection
 from kvsim.lab.warm import warm
 from kvsim.paging import MODEL_VERSION
 
@@ -52,13 +56,15 @@ def _timed(scenario: Scenario) -> tuple[dict[str, Any], float] | _Refusal:
         row = run(scenario)
     except KvsimError as error:
         return _Refusal(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A policy file may call sys.exit; that must end neither a worker nor the sweep.
         row = failed_row(scenario, error)
     return row, time.perf_counter() - start
 
 
-def _leave_with_parent(parent: int) -> None:
-    """End a worker whose parent was killed: it would wait for work for ever."""
+def _start_worker(parent: int) -> None:
+    """Let the parent alone answer Ctrl-C, and end with it: an orphan would wait for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -70,14 +76,41 @@ def _leave_with_parent(parent: int) -> None:
 
 def _results(
     scenarios: Sequence[Scenario], jobs: int
-) -> Iterator[tuple[dict[str, Any], float] | _Refusal]:
+) -> Generator[tuple[dict[str, Any], float] | _Refusal]:
     if jobs == 1 or len(scenarios) < 2:
         yield from map(_timed, scenarios)
         return
     context = multiprocessing.get_context("fork")
-    workers = min(jobs, len(scenarios))
-    with context.Pool(workers, _leave_with_parent, (os.getpid(),)) as pool:
-        yield from pool.imap(_timed, scenarios, chunksize=4)
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(min(jobs, len(scenarios)), context, _start_worker, (os.getpid(),))
+    workers: set[Any] = set()
+    try:
+        results = pool.map(_timed, scenarios)
+        workers = set(multiprocessing.active_children()) - others
+        yield from results
+    except BrokenProcessPool:
+        raise KvsimError(
+            "a worker process died in the middle of a run: out of memory, or ended by its policy; "
+            "rows written before stay (--jobs 1 shows which run it is)"
+        ) from None
+    except BaseException:
+        # Ctrl-C or a refusal: what the others still compute is thrown away, so end it now.
+        for worker in workers:
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_all(scenarios: Sequence[Scenario]) -> None:
+    """Refuse a sweep before its folder is touched if one of its scenarios cannot run."""
+    seen = set()
+    for scenario in scenarios:
+        # Neither the budget nor the rest of the selection can be at fault here.
+        bare = replace(scenario, budget=Budget(), selection=Selection(sets=scenario.selection.sets))
+        if bare not in seen:
+            seen.add(bare)
+            check(bare)
 
 
 def usable_jobs() -> int:
@@ -120,6 +153,7 @@ def execute(
     KvsimError
         If a scenario, its files or its policy cannot be used. Rows written before stay.
     """
+    _check_all(scenarios)
     ids = [run_id(scenario) for scenario in scenarios]
     failed = 0
     with ResultsFolder.open(out, model_version=MODEL_VERSION, command=command) as folder:
@@ -129,13 +163,15 @@ def execute(
         if todo:
             warm()
         progress(0, len(todo))
-        for done, result in enumerate(_results(todo, jobs), start=1):
-            if isinstance(result, _Refusal):
-                raise result.error
-            row, seconds = result
-            failed += row["outcome"] == "failed"
-            folder.append(row, {"run_id": row["run_id"], "seconds": seconds})
-            progress(done, len(todo))
+        # Closed by hand: the traceback of a refusal would keep the generator, and so its workers.
+        with contextlib.closing(_results(todo, jobs)) as results:
+            for done, result in enumerate(results, start=1):
+                if isinstance(result, _Refusal):
+                    raise result.error
+                row, seconds = result
+                failed += row["outcome"] == "failed"
+                folder.append(row, {"run_id": row["run_id"], "seconds": seconds})
+                progress(done, len(todo))
         found = {row["run_id"]: row for row in folder.rows()}
     rows = [found[key] for key in ids if key in found]
     return Summary(rows=len(rows), run=len(todo), skipped=skipped, failed=failed), rows

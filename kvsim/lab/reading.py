@@ -43,14 +43,17 @@ def is_policy_parameter(key: str) -> bool:
 def flatten(table: dict[str, Any], source: str, prefix: str = "") -> dict[str, Any]:
     """Return nested TOML tables as one dictionary of dotted keys."""
     flat: dict[str, Any] = {}
+    sections = {key.partition(".")[0] for key in _known() if "." in key}
     for key, value in table.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat.update(flatten(value, source, f"{dotted}."))
-        elif dotted in flat:
-            raise ScenarioError(f"{source}: key {dotted} is given twice")
-        else:
-            flat[dotted] = value
+        # An empty table names no key, and would pass whatever its name: it stays, to be refused.
+        nested = isinstance(value, dict) and (value or dotted in sections)
+        inner = flatten(value, source, f"{dotted}.") if nested else {dotted: value}
+        for name, item in inner.items():
+            # TOML lets "a.b" in quotes stand beside b in [a].
+            if name in flat:
+                raise ScenarioError(f"{source}: key {name} is given twice")
+            flat[name] = item
     return flat
 
 
@@ -181,9 +184,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ScenarioError(f"--set {text}: key=value is needed")
     try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+        value, *more = tomllib.loads(f"value = {raw.strip()}").values()
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        value, more = raw.strip(), []
+    if more:
+        raise ScenarioError(f"--set {text}: one key and value are needed")
     if not isinstance(value, (bool, int, float, str)):
         raise ScenarioError(f"--set {text}: {key} takes one number, string or boolean")
     return key, value

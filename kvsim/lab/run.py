@@ -14,7 +14,7 @@ from kvsim.layout import KVLayout, load_layout
 from kvsim.paging import Geometry, Ledger, geometry, single
 from kvsim.policies import Attention, Policy, build, short_name
 from kvsim.seeds import stream
-from kvsim.workload.recorded import RecordedSignals, load
+from kvsim.workload.recorded import RecordedSignals, Recording, load
 
 
 def _ceiling(scenario: Scenario, shape: Geometry) -> int:
@@ -51,13 +51,12 @@ def _set_shape(sets: str, unit_shape: tuple[int, int]) -> tuple[int, int]:
     return {"shared": (1, 1), "layer": (unit_shape[0], 1), "head": unit_shape}[sets]
 
 
-def _measure(scenario: Scenario, policy: Policy, whole: KVLayout) -> dict[str, Any]:
-    """Run the engine to its end and return the measured columns."""
+def _fit(scenario: Scenario, whole: KVLayout) -> tuple[Recording, KVLayout, Geometry]:
+    """Return the recording, the part of the layout that it covers, and its units."""
     recording = load(scenario.workload.path)
     layout = recording.fit(whole, scenario.workload.path)
     if scenario.workload.decode_tokens:
         raise ScenarioError("workload.decode_tokens: a recorded workload has no decode steps")
-    _applicable(policy, scenario, RecordedSignals.provides)
     store = scenario.store
     shape = geometry(
         layout,
@@ -66,11 +65,32 @@ def _measure(scenario: Scenario, policy: Policy, whole: KVLayout) -> dict[str, A
         store.planes,
         store.element_bytes,
     )
+    return recording, layout, shape
+
+
+def check(scenario: Scenario) -> None:
+    """Refuse what `run` would refuse before the first token, so that a sweep need not begin.
+
+    Raises
+    ------
+    KvsimError
+        If the scenario, a file that it names or its policy cannot be used.
+    """
+    build(scenario.policy.name, dict(scenario.policy.parameters))
+    _, _, shape = _fit(scenario, load_layout(scenario.layout))
+    _ceiling(scenario, shape)
+
+
+def _measure(scenario: Scenario, policy: Policy, whole: KVLayout) -> dict[str, Any]:
+    """Run the engine to its end and return the measured columns."""
+    recording, layout, shape = _fit(scenario, whole)
+    ceiling_pages = _ceiling(scenario, shape)
+    _applicable(policy, scenario, RecordedSignals.provides)
     loop = EvictionLoop(
         ledger=Ledger(
             shape,
             scenario.pages.tokens,
-            ceiling_pages=_ceiling(scenario, shape),
+            ceiling_pages=ceiling_pages,
             order=scenario.pool.order,
         ),
         dense=Ledger(single(sum(shape.unit_row_bytes)), scenario.pages.tokens),
@@ -127,13 +147,15 @@ def run(scenario: Scenario) -> dict[str, Any]:
     return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
 
 
-def failed_row(scenario: Scenario, error: Exception) -> dict[str, Any]:
+def failed_row(scenario: Scenario, error: BaseException) -> dict[str, Any]:
     """Return the row of a run that broke: a bug, not bad input, which is raised."""
     if isinstance(error, KvsimError):
         raise error
     return {
         "run_id": run_id(scenario),
-        **row.settings(scenario, short_name(scenario.policy.name), scenario.layout),
+        **row.settings(
+            scenario, short_name(scenario.policy.name), load_layout(scenario.layout).name
+        ),
         **dict.fromkeys(row.MEASURED),
         "outcome": "failed",
         "outcome_reason": f"{type(error).__name__}: {error}",

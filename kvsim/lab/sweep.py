@@ -98,6 +98,9 @@ def _table(raw: Any, source: str) -> dict[str, list[Any]]:
         reading.check_key(key, source)
         if not isinstance(values, list):
             raise ScenarioError(f"{source}: table key {key} must be a list of values")
+        own = reading.is_policy_parameter(key) and key != "policy.name"
+        if own or key == "workload.path":
+            raise ScenarioError(f"{source}: [table] cannot choose by {key}: no column shows it")
     return flat
 
 

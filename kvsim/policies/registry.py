@@ -153,7 +153,12 @@ def scores(policy: Policy, view: View, name: str) -> np.ndarray:
 
 def protected(policy: Policy, view: View, name: str) -> np.ndarray:
     """Return a policy's own protected columns, bool [tokens], checked for shape and type."""
-    mask = np.asarray(policy.protected(view))
+    try:
+        mask = np.asarray(policy.protected(view))
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name}: protected raised {type(error).__name__}: {error}"
+        ) from None
     if mask.shape != (view.tokens,) or mask.dtype != np.bool_:
         raise PolicyError(f"policy {name}: protected must return bool [{view.tokens}]")
     return mask

@@ -28,6 +28,10 @@ class StreamingLLM(Policy):
     paper = "arXiv 2309.17453"
     static = True
 
+    def __post_init__(self) -> None:
+        if self.n_sink < 0:
+            raise ValueError(f"n_sink must not be negative, not {self.n_sink}")
+
     def score(self, view: View) -> np.ndarray:
         return view.positions.astype(np.float64)
 

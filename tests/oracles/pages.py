@@ -8,6 +8,21 @@ numbers, slots ascending; a sequence that ends lets go of its last page first.
 
 from __future__ import annotations
 
+FLOWS = (
+    "appended_slots_total",
+    "evicted_rows_total",
+    "evicted_bytes_total",
+    "freed_pages_total",
+    "finished_pages_total",
+    "allocated_pages_total",
+    "cow_pages_total",
+    "copied_rows_total",
+    "copied_bytes_total",
+    "rotated_rows_total",
+    "extra_pages_peak",
+    "held_pages_peak",
+)
+
 
 class Refused(Exception):
     """The ceiling leaves fewer pages than a verb needs."""
@@ -76,12 +91,7 @@ class Pages:
         self.queue = []
         self.supplied = 0
         self.families = 0
-        self.flows = dict.fromkeys(
-            "appended_slots_total evicted_rows_total evicted_bytes_total freed_pages_total"
-            " finished_pages_total allocated_pages_total cow_pages_total copied_rows_total"
-            " copied_bytes_total rotated_rows_total extra_pages_peak held_pages_peak".split(),
-            0,
-        )
+        self.flows = dict.fromkeys(FLOWS, 0)
 
     # The pool
 

@@ -1,0 +1,136 @@
+"""The key of a run: every setting and every byte of its files counts, and no path does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recordings import arrays, scenario, tiny
+
+from kvsim.errors import KvsimError
+from kvsim.lab import identity
+from kvsim.lab.identity import run_id
+from kvsim.lab.scenario import PolicyChoice, Scenario
+
+FLAT = Scenario().flat()
+POLICY = """
+from dataclasses import dataclass
+from kvsim.policies import Policy
+
+
+@dataclass(frozen=True)
+class Mine(Policy):
+    def score(self, view):
+        return -view.positions
+"""
+
+
+def changed(key: str) -> Scenario:
+    """The default scenario with another value of one key, accepted by a reader or not."""
+    section, _, leaf = key.rpartition(".")
+    part = getattr(Scenario(), section) if section else Scenario()
+    old = getattr(part, leaf)
+    # Files must exist, so these two have another real value.
+    real = {"layout": "Llama-3.2-1B", "policy.name": "tova"}
+    new = real.get(key) or (old + "x" if isinstance(old, str) else old / 2 if old else 1)
+    part = dataclasses.replace(part, **{leaf: new})
+    return dataclasses.replace(Scenario(), **{section: part}) if section else part
+
+
+def test_the_key_depends_on_every_key_of_the_scenario():
+    """Each change gives an id that no other change gives."""
+    keys = [key for key in FLAT if key != "workload.path"]
+    ids = {key: run_id(changed(key)) for key in keys} | {"none": run_id(Scenario())}
+    assert len(set(ids.values())) == len(ids) >= 26
+
+
+def test_the_key_depends_on_names_and_values_of_the_policys_parameters():
+    choices = [(), (("a", 1),), (("b", 1),), (("a", 2),), (("a", "1"),), (("a", 1), ("b", 1))]
+    made = [Scenario(policy=PolicyChoice("h2o", parameters)) for parameters in choices]
+    assert len({run_id(each) for each in made}) == len(choices)
+
+
+def test_the_key_depends_on_the_ledgers_model_version(monkeypatch):
+    before = run_id(Scenario())
+    monkeypatch.setattr(identity, "MODEL_VERSION", identity.MODEL_VERSION + 1)
+    assert run_id(Scenario()) != before
+
+
+def test_the_key_is_16_hex_digits():
+    assert re.fullmatch("[0-9a-f]{16}", run_id(Scenario()))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """A recording, its layout and a policy, by the key that names each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = tiny(folder, arrays(1, 2, 32))
+    policy = folder / "mine.py"
+    policy.write_text(POLICY)
+    return {**keys, "policy.name": str(policy)}
+
+
+@pytest.mark.parametrize("key", ["workload.path", "layout", "policy.name"])
+def test_a_copy_of_a_file_gives_the_same_key_and_one_changed_byte_another(tmp_path, key):
+    keys = files(tmp_path)
+    first = Path(keys[key])
+    before = run_id(scenario(keys))
+    copy = tmp_path / "elsewhere" / f"renamed{first.suffix}"
+    copy.parent.mkdir()
+    shutil.copyfile(first, copy)
+    assert run_id(scenario(keys | {key: str(copy)})) == before
+    content = bytearray(copy.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    assert run_id(scenario(keys | {key: str(copy)})) != before
+    assert run_id(scenario(keys)) == before
+
+
+def test_a_relative_path_and_a_link_give_the_key_of_the_file(tmp_path, monkeypatch):
+    keys = files(tmp_path)
+    before = run_id(scenario(keys))
+    os.symlink(keys["workload.path"], tmp_path / "link.npz")
+    monkeypatch.chdir(tmp_path)
+    for path in ("recording.npz", "./recording.npz", "link.npz"):
+        assert run_id(scenario(keys | {"workload.path": path})) == before
+
+
+def test_a_file_that_changes_within_one_process_is_read_again(tmp_path):
+    """The digest is remembered, and must not outlive the content."""
+    keys = files(tmp_path)
+    before = run_id(scenario(keys))
+    np.savez(keys["workload.path"], **arrays(1, 2, 33))
+    assert run_id(scenario(keys)) != before
+
+
+def test_the_same_bytes_are_another_run_under_another_key(tmp_path):
+    """A hash that forgot which key named a file would let two files change places."""
+    keys = files(tmp_path)
+    other = scenario(keys | {"policy.name": "h2o"})
+    assert run_id(scenario(keys)) != run_id(other)
+    one, two = tmp_path / "one.json", tmp_path / "two.py"
+    one.write_text("1")
+    two.write_text("2")
+    first = run_id(scenario(keys | {"layout": str(one), "policy.name": str(two)}))
+    one.write_text("2")
+    two.write_text("1")
+    # The digest of an unchanged file is remembered by its time, which a fast disk may repeat.
+    os.utime(one, ns=(1, 1))
+    os.utime(two, ns=(2, 2))
+    assert run_id(scenario(keys | {"layout": str(one), "policy.name": str(two)})) != first
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [("workload.path", "gone.npz"), ("layout", "gone.json"), ("policy.name", "gone.py")],
+)
+def test_a_missing_file_is_named(tmp_path, key, path):
+    missing = str(tmp_path / path)
+    with pytest.raises(KvsimError) as caught:
+        run_id(scenario({key: missing}))
+    assert key in str(caught.value)
+    assert missing in str(caught.value)
