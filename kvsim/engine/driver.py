@@ -14,6 +14,8 @@ import simpy
 
 from kvsim.eviction import EvictionLoop, Signals
 
+CHECK_EVERY_STEPS = 1000  # The ledger is recounted from its raw tables this often.
+
 
 @dataclass(frozen=True)
 class Request:
@@ -123,7 +125,11 @@ class Engine:
     ) -> Generator[simpy.Event, Any, None]:
         """One step after another: a waiting prompt first, else one token for all that decode."""
         to_come = len(self.requests)
+        checked = 0
         while to_come or any(self._remaining.values()):
+            if self.steps - checked >= CHECK_EVERY_STEPS:
+                self.loop.ledger.check()
+                checked = self.steps
             if to_come and (waiting.items or not any(self._remaining.values())):
                 request = yield waiting.get()
                 to_come -= 1
@@ -154,7 +160,7 @@ class Engine:
         for first in range(0, request.prompt_tokens, size):
             tokens = min(size, request.prompt_tokens - first)
             last = first + tokens == request.prompt_tokens
-            self.loop.append(sequence, tokens)
+            self.loop.prefill(sequence, tokens)
             self._remaining[sequence] = request.decode_tokens if last else 0
             family = [sequence]
             if last:

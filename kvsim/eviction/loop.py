@@ -103,6 +103,41 @@ class EvictionLoop:
         self.dense.append(sequence, tokens)
         state.add(tokens)
 
+    def prefill(self, sequence: int, tokens: int) -> None:
+        """Append a prompt, or a chunk of one; a policy that works before paging chooses first.
+
+        Raises
+        ------
+        Infeasible
+            If the ceiling refuses, or more tokens are protected than the budget keeps.
+        """
+        state = self.tracked[sequence]
+        if not self.policy.before_paging or state.appended:
+            self.append(sequence, tokens)
+            return
+        state.add(tokens)
+        view, _ = self._view(state)
+        target = self.rules.target(tokens)
+        victims = select(
+            view,
+            registry.scores(self.policy, view, self.name),
+            self._protected(view),
+            target,
+            granularity="token",
+            window_tokens=self.rules.window_tokens,
+            places=None,
+        ).reshape(view.sets, tokens)
+        kept = [np.flatnonzero(~out) for out in victims]
+        rows = None
+        if self.row_source is not None:
+            rows = self.row_source.chosen(sequence, kept)
+        try:
+            self.ledger.append_kept(sequence, kept, tokens, rows)
+        except CeilingExceeded as refusal:
+            raise Infeasible(str(refusal)) from None
+        self.dense.append(sequence, tokens)
+        state.tokens = kept
+
     def fork(self, parent: int) -> int:
         """Return the number of a new sequence that shares all pages of `parent`."""
         child = self.ledger.fork(parent)

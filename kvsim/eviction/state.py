@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvsim.paging import Ledger
 from kvsim.policies.selection import Target
 
 
@@ -32,8 +33,14 @@ class RowSource(Protocol):
     def rows(self, sequence: int, first: int, tokens: int) -> list[Any]:
         """Return the rows of tokens `first` to `first + tokens`, for each scope unit."""
 
+    def chosen(self, sequence: int, kept: list[np.ndarray]) -> list[Any]:
+        """Return the rows of the tokens that each set keeps of a prompt, for each scope unit."""
+
     def fork(self, parent: int, child: int, appended: int) -> None:
         """Say that `child` continues what `parent` has appended so far."""
+
+    def verify(self, ledger: Ledger, tokens: dict[int, list[np.ndarray]]) -> int:
+        """Compare every retained row with its token's row, as integers; return words compared."""
 
 
 @dataclass(frozen=True)

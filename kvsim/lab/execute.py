@@ -21,8 +21,9 @@ from typing import Any
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
-from kvsim.lab.run import check, failed_row, run
+from kvsim.lab.run import failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
+from kvsim.lab.setup import check
 from kvsim.lab.warm import warm
 from kvsim.paging import MODEL_VERSION
 
@@ -107,7 +108,9 @@ def _check_all(scenarios: Sequence[Scenario]) -> None:
     seen = set()
     for scenario in scenarios:
         # Neither the budget nor the rest of the selection can be at fault here.
-        bare = replace(scenario, budget=Budget(), selection=Selection(sets=scenario.selection.sets))
+        kept = Budget(when=scenario.budget.when, chunk_tokens=scenario.budget.chunk_tokens)
+        sets = Selection(sets=scenario.selection.sets)
+        bare = replace(scenario, budget=kept, selection=sets)
         if bare not in seen:
             seen.add(bare)
             check(bare)

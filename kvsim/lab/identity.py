@@ -5,6 +5,7 @@ Paths never enter it: two copies of one recording give one run.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -38,7 +39,9 @@ def files(scenario: Scenario) -> dict[str, Path]:
     LayoutError, PolicyError, WorkloadError
         If one is missing.
     """
-    named = {"workload.path": locate(scenario.workload.path)}
+    named = {}
+    if scenario.workload.kind != "synthetic":
+        named["workload.path"] = locate(scenario.workload.path)
     if scenario.layout not in catalogue_names() and Path(scenario.layout).is_file():
         named["layout"] = Path(scenario.layout)
     elif scenario.layout.endswith((".json", ".toml")):
@@ -57,6 +60,15 @@ def run_id(scenario: Scenario) -> str:
     rows of this one.
     """
     canonical = scenario.flat()
+    if scenario.workload.kind == "synthetic":
+        del canonical["workload.path"]
+    if scenario.workload.kind == "recorded":
+        # A recording leaves nothing for the synthetic process to say.
+        canonical = {k: v for k, v in canonical.items() if not k.startswith("process.")}
+    policy = registry.build(scenario.policy.name, dict(scenario.policy.parameters))
+    for field in dataclasses.fields(policy):
+        # Defaults included, so that a changed default is another run.
+        canonical[f"policy.{field.name}"] = getattr(policy, field.name)
     for key, path in files(scenario).items():
         canonical[key] = f"sha256:{file_digest(path)}"
     text = json.dumps({"model": MODEL_VERSION, **canonical}, sort_keys=True)

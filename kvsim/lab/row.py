@@ -39,20 +39,23 @@ MEASURED = (
     "copied_bytes_total",
     "cow_pages_total",
     "extra_pages_peak",
+    "page_bytes",
+    "refused_verbs_total",
     "retained_mass",
     "budget_met",
     "steps",
 )
 
 
-def settings(scenario: Scenario, policy: str, layout: str) -> dict[str, Any]:
+def settings(
+    scenario: Scenario, policy: str, parameters: dict[str, Any], layout: str
+) -> dict[str, Any]:
     """Return the columns that repeat what the scenario asked for; names instead of paths."""
-    parameters = dict(scenario.policy.parameters)
     return {
         "seed": scenario.seed,
         "layout": layout,
         "policy": policy,
-        "policy_parameters": ", ".join(f"{k}={parameters[k]}" for k in sorted(parameters)),
+        "policy_parameters": ", ".join(f"{k}={v}" for k, v in sorted(parameters.items())),
         "granularity": scenario.selection.granularity,
         "sets": scenario.selection.sets,
         "window_tokens": scenario.selection.window_tokens,
@@ -66,6 +69,7 @@ def settings(scenario: Scenario, policy: str, layout: str) -> dict[str, Any]:
         "ceiling_bytes": scenario.pool.ceiling_bytes,
         "order": scenario.pool.order,
         "when": scenario.budget.when,
+        "chunk_tokens": scenario.budget.chunk_tokens,
         "compaction": scenario.compaction.algorithm,
         "compaction_unit": scenario.compaction.unit,
         "positions": scenario.compaction.positions,
@@ -73,6 +77,7 @@ def settings(scenario: Scenario, policy: str, layout: str) -> dict[str, Any]:
         "workload": scenario.workload.kind,
         "sequences": scenario.workload.sequences,
         "forks": scenario.workload.forks,
+        "forks_evict": scenario.workload.forks_evict,
         "decode_tokens": scenario.workload.decode_tokens,
         "store": scenario.store.kind,
         "planes": scenario.store.planes,
@@ -134,6 +139,8 @@ def measure(loop: EvictionLoop, scenario: Scenario, steps: int) -> dict[str, Any
         "copied_bytes_total": ledger.total(f.COPIED_BYTES_TOTAL),
         "cow_pages_total": ledger.total(f.COW_TOTAL),
         "extra_pages_peak": ledger.total(f.EXTRA_PEAK),
+        "page_bytes": max(geometry.page_row_bytes().tolist()) * ledger.page_tokens,
+        "refused_verbs_total": loop.refused_verbs_total,
         "retained_mass": loop.retained_mass(),
         "budget_met": _budget_met(loop, scenario, held_bytes),
         "steps": steps,

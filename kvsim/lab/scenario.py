@@ -6,9 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-GRANULARITIES = ("token", "window", "page", "page_completion")
-SETS = ("shared", "layer", "head")
-SCOPES = ("sequence", "group", "layer", "head")
+from kvsim.workload.synthetic_process import Process
 
 
 def _choice(default: str, *others: str) -> Any:
@@ -37,7 +35,7 @@ class Pages:
 
     tokens: int = _count(16, 1)
     scope: str = _choice("sequence", "group", "layer", "head")
-    append: str = _choice("tail")
+    append: str = _choice("tail", "reuse_holes")
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,15 @@ class Budget:
     tokens : int
         Tokens that each set keeps; 0 means that `fraction` decides.
     when : str
+        At the end of the prompt, after each chunk of appended tokens, or after each decode step.
+    chunk_tokens : int
+        Length of a chunk under `when = "chunk"`, at most the prompt's.
     """
 
     fraction: float = field(default=0.5, metadata={"above": 0.0, "most": 1.0})
     tokens: int = _count(0)
-    when: str = _choice("prefill_end")
+    when: str = _choice("prefill_end", "chunk", "step")
+    chunk_tokens: int = _count(0)
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class Compaction:
     algorithm, unit, positions : str
     """
 
-    algorithm: str = _choice("none")
-    unit: str = _choice("slot")
-    positions: str = _choice("keep")
+    algorithm: str = _choice("none", "rebuild", "forward", "hole_fill")
+    unit: str = _choice("slot", "row")
+    positions: str = _choice("keep", "renumber")
 
 
 @dataclass(frozen=True)
@@ -131,21 +133,35 @@ class Workload:
     Attributes
     ----------
     kind : str
+        A recording; the synthetic attention process; or the process for requests that arrive.
     path : str
-        A recording; ``package:NAME`` is one that kvsim ships.
+        A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
+        lengths.
     sequences : int
-        Independent sequences that replay it.
+        Independent sequences: each replays the recording, or runs a process of its own.
     forks : int
         Forks of each sequence's prompt, which share its pages.
+    forks_evict : bool
+        Whether the forks are evicted too, or only the sequence that they come from.
+    tokens : int
+        Tokens of a synthetic prompt.
     decode_tokens : int
         Tokens that each sequence generates after its prompt.
+    requests : int
+        Requests that arrive, under kind `requests`.
+    rate_per_s : float
+        Their mean rate, Poisson.
     """
 
-    kind: str = _choice("recorded")
+    kind: str = _choice("recorded", "synthetic", "requests")
     path: str = "package:smollm2-135m-4096-reduced"
     sequences: int = _count(1, 1)
     forks: int = _count(0)
+    forks_evict: bool = True
+    tokens: int = _count(4096, 1)
     decode_tokens: int = _count(0)
+    requests: int = _count(100, 1)
+    rate_per_s: float = field(default=1.0, metadata={"above": 0.0, "most": 1e9})
 
 
 @dataclass(frozen=True)
@@ -159,9 +175,12 @@ class Store:
         Bytes of one element, for all byte figures.
     """
 
-    kind: str = _choice("counting")
+    kind: str = _choice("counting", "array")
     planes: str = _choice("kv", "kv_raw", "raw_only")
     element_bytes: int = _count(2, 1)
+
+
+PROCESS = Process()
 
 
 @dataclass(frozen=True)
@@ -173,6 +192,8 @@ class Scenario:
     seed : int
     layout : str
         A name of the catalogue, or the path of a layout file.
+    process : Process
+        Parameters of the synthetic attention process.
     """
 
     seed: int = _count(7)
@@ -184,6 +205,7 @@ class Scenario:
     budget: Budget = Budget()
     compaction: Compaction = Compaction()
     workload: Workload = Workload()
+    process: Process = PROCESS
     store: Store = Store()
 
     def flat(self) -> dict[str, Any]:

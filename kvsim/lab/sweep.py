@@ -144,5 +144,7 @@ def read(experiment: Path, extra: dict[str, Any] | None = None) -> Sweep:
             for point in points:
                 merged.update(reading.anchor(point, file.parent))
             scenarios[reading.build(merged, source)] = None
+    # A filter by a key that the command line overrides would show nothing.
+    table = {key: values for key, values in table.items() if key not in extra}
     folder = file.parent.resolve().name
     return Sweep(name=f"{folder}-{file.stem}", scenarios=tuple(scenarios), table=table)

@@ -73,7 +73,8 @@ class Ledger(Readings):
         self._units = geometry.scope_units
         # Rows move on their own only where a slot holds rows of several sets.
         self._by_row = self.ordering.unit == "row" and geometry.holder_sets > 0
-        position_rows = geometry.holder_sets if self._by_row else 1
+        own_positions = self._by_row or (self.ordering.scattered and geometry.holder_sets > 0)
+        position_rows = geometry.holder_sets if own_positions else 1
         self._arrays = memory.make(
             page_tokens=page_tokens,
             scopes=geometry.scopes_array(),
@@ -121,6 +122,54 @@ class Ledger(Readings):
         if rows is not None:
             for scope, block in enumerate(rows):
                 self.store.write(scope, placed[scope], block)
+
+    def append_kept(
+        self,
+        sequence: int,
+        kept: list[np.ndarray],
+        appended: int,
+        rows: Iterable[object] | None = None,
+    ) -> None:
+        """Append to an empty sequence what is left of `appended` tokens; the rest is evicted.
+
+        The tokens that were dropped never had a slot; they count as evicted all the same.
+
+        Parameters
+        ----------
+        sequence : int
+        kept : list of int64 [n]
+            For each set, the positions of its tokens, ascending; equally many.
+        appended : int
+        rows : iterable, optional
+            As in `append`.
+
+        Raises
+        ------
+        LedgerError
+            If the sets keep different numbers or the sequence is not empty.
+        CeilingExceeded
+            If the pages needed are more than the ceiling leaves. Nothing is changed.
+        """
+        self._check_open(sequence)
+        count = kept[0].size
+        if any(tokens.size != count for tokens in kept) or self.cursor(sequence):
+            raise LedgerError("append_kept needs an empty sequence and equally many tokens a set")
+        self.append(sequence, count, rows)
+        arrays = self._arrays
+        for scope, inner in enumerate(self.geometry.inner_sets):
+            table = sequence * self._units + scope
+            base = self.table(sequence, scope, f.START) * self.page_tokens
+            for member, which in enumerate(inner):
+                if self.ordering.scattered:
+                    row = member if arrays.position.shape[0] > 1 else 0
+                    arrays.position[row, base : base + count] = kept[which]
+                    arrays.tables[table, f.NEXT_POSITION + row] = appended
+                column = f.SET_COLUMNS + f.PER_SET * member
+                gone = appended - count
+                self._scalars[f.EVICTED_ROWS_TOTAL] += gone * arrays.scopes[scope, column + f.ROWS]
+                self._scalars[f.EVICTED_BYTES_TOTAL] += (
+                    gone * arrays.scopes[scope, column + f.BYTES]
+                )
 
     def advance(
         self,

@@ -23,6 +23,8 @@ class Order:
         What a compaction moves as one.
     positions : {"keep", "renumber"}
         Whether survivors keep their positions after an eviction or get their ranks.
+    scattered : bool
+        Whether tokens may be appended at positions of their own, which differ between sets.
     renumber_writes : bool
         Whether a changed position rewrites a stored key: so under planes `kv_raw`, not under
         `raw_only`, where keys are rotated when they are read.
@@ -32,6 +34,7 @@ class Order:
     compaction: str = "none"
     unit: str = "slot"
     positions: str = "keep"
+    scattered: bool = False
     renumber_writes: bool = True
 
     def __post_init__(self) -> None:
@@ -51,4 +54,4 @@ class Order:
         """Whether positions need a table, because a slot's place does not tell them."""
         moves = self.compaction != "none"
         scrambles = self.positions == "keep" or self.compaction == "hole_fill"
-        return self.append == "reuse_holes" or (moves and scrambles)
+        return self.scattered or self.append == "reuse_holes" or (moves and scrambles)

@@ -28,7 +28,10 @@ class Policy:
     granularities : tuple of str
         Granularities that make sense for it.
     static : bool
-        Whether a token's place in the order of eviction is fixed when it is appended.
+        Whether the order of eviction is that of arrival, protected tokens aside: then the
+        kernel of the step loop takes the victims.
+    before_paging : bool
+        Whether victims of the prompt are chosen before it is appended, and never are appended.
     kind : {"evict", "merge", "encode", "summarise"}
         Which verb the method needs.
     reconstructed : bool
@@ -40,6 +43,7 @@ class Policy:
     sets: ClassVar[tuple[str, ...]] = SETS
     granularities: ClassVar[tuple[str, ...]] = GRANULARITIES
     static: ClassVar[bool] = False
+    before_paging: ClassVar[bool] = False
     kind: ClassVar[str] = "evict"
     reconstructed: ClassVar[bool] = False
 

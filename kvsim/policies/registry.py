@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,7 +128,10 @@ def scores(policy: Policy, view: View, name: str) -> np.ndarray:
         finite.
     """
     try:
-        raw = np.asarray(policy.score(view))
+        with warnings.catch_warnings():
+            # What a division by zero leaves behind is refused below, in one line.
+            warnings.simplefilter("ignore")
+            raw = np.asarray(policy.score(view))
     except Exception as error:
         raise PolicyError(f"policy {name}: score raised {type(error).__name__}: {error}") from None
     if raw.dtype.kind not in "fiu":

@@ -62,6 +62,10 @@ class Target:
     fraction: float
 
 
+_NOTHING = np.zeros((0, 0), np.int64)
+_NOWHERE = Places(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 1)
+
+
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` lowest scores, ascending; ties go to the first.
 
@@ -150,7 +154,7 @@ def select(
     *,
     granularity: str,
     window_tokens: int,
-    places: Places,
+    places: Places | None,
 ) -> np.ndarray:
     """Return the victims of each set.
 
@@ -166,7 +170,8 @@ def select(
     granularity : {"token", "window", "page", "page_completion"}
     window_tokens : int
         Length of a run under `window`, aligned in positions.
-    places : Places
+    places : Places or None
+        Not needed at granularity `token`.
 
     Returns
     -------
@@ -178,6 +183,10 @@ def select(
         If more tokens are protected than the budget keeps.
     """
     _check_protected(view, protected, target.kept)
+    if places is None:
+        if granularity != "token":
+            raise ValueError(f"granularity {granularity} needs places")
+        places = _NOWHERE
     victims = np.zeros(view.retained.shape, np.bool_)
     for index in np.ndindex(*view.set_shape):
         columns = np.flatnonzero(view.retained[index])

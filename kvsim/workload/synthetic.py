@@ -20,6 +20,7 @@ import numpy as np
 
 from kvsim.errors import WorkloadError
 from kvsim.workload.synthetic_process import Process
+from kvsim.workload.synthetic_rows import attend
 from kvsim.workload.synthetic_tokens import BLOCK, Tokens, decayed, grown
 
 __all__ = ["WINDOW", "Process", "SyntheticSignals"]
@@ -147,13 +148,10 @@ class SyntheticSignals:
             columns[0] >= 0 and columns[-1] < self._appended and bool((np.diff(columns) > 0).all())
         ):
             raise WorkloadError(f"columns must ascend below {self._appended}, the tokens appended")
-        whole = count == self._appended
-        where: Any = slice(0, count) if whole else columns
+        where: Any = slice(0, count) if count == self._appended else columns
         found: dict[str, Any] = {}
         if "attention" in self._needs:
-            found["attention"] = self._attention(
-                *(self._by_layer(a) for a in self._attended(columns, where, whole))
-            )
+            found["attention"] = self._attention(*map(self._by_layer, self._attended(columns)))
         for name in ("key_norms", "value_norms", "keys"):
             if name in self._needs:
                 found[name] = self._by_layer(getattr(self._tokens, name)[:, where])
@@ -170,8 +168,13 @@ class SyntheticSignals:
         if not 0 <= appended <= self._appended:
             raise WorkloadError(f"{self._appended} tokens are appended, not {appended}")
         self._tokens.reach(appended + 1)
-        columns = np.arange(appended)
-        return self._by_layer(self._row(appended, columns, slice(0, appended)))
+        distance = appended - np.arange(appended)
+        heights = self._tokens.units.amplitude * self._tokens.inverse[:, appended]
+        height = heights.astype(np.float32)[..., None]
+        row = height[1] * self._power(1, distance) + height[2] * self._power(2, distance)
+        row += height[0]
+        row *= self._tokens.salience[:, :appended]
+        return self._by_layer(row)
 
     def _by_layer(self, array: np.ndarray) -> np.ndarray:
         result = array.reshape(*self._unit_shape, *array.shape[1:])
@@ -189,29 +192,9 @@ class SyntheticSignals:
             self._powers[part] = table.astype(np.float32)
         return self._powers[part][distance]
 
-    def _spread(self, height: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """Return the sum over parts of height times decay ** distance, float32.
-
-        Parameters
-        ----------
-        height : float64 [3, units]
-        distance : int64 [columns]
-            Descending.
-        """
-        heights = height.astype(np.float32)[..., None]
-        result = np.broadcast_to(heights[0], (heights.shape[1], distance.size)).copy()
-        for part in (1, 2):
-            power = self._power(part, distance)
-            near = distance.size - int(np.count_nonzero(power))
-            result[:, near:] += heights[part] * power[near:]
-        return result
-
-    def _row(self, query: int, columns: np.ndarray, where: Any) -> np.ndarray:
-        """Return one query's attention to these tokens, float32 [units, columns]."""
-        tokens = self._tokens
-        row = self._spread(tokens.units.amplitude * tokens.inverse[:, query], query - columns)
-        row *= tokens.salience[:, where]
-        return row
+    def _powers_of(self, distance: np.ndarray) -> np.ndarray:
+        """Return the two decays to these powers, float32 [2, columns]."""
+        return np.stack([self._power(part, distance) for part in (1, 2)])
 
     def _received(self, start: int, end: int) -> np.ndarray:
         """Return, for each of these tokens, what the queries up to `end` give to a weight of 1.
@@ -249,48 +232,33 @@ class SyntheticSignals:
         later *= self._tokens.units.amplitude[..., None]
         return later.astype(np.float32)
 
-    def _attended(
-        self, columns: np.ndarray, where: Any, whole: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (cumulative, last, window) of these tokens, float32 [units, columns]."""
-        if not columns.size:
-            empty = np.zeros((self._local.shape[0], 0), np.float32)
-            return empty, empty.copy(), empty.copy()
-        salience = self._tokens.salience[:, where]
-        last = self._row(self._appended - 1, columns, where)
-        return self._cumulative(salience, where, whole), last, self._window(salience, columns)
-
-    def _cumulative(self, salience: np.ndarray, where: Any, whole: bool) -> np.ndarray:
-        later = self._later()
-        offset = BLOCK - np.arange(BLOCK)
-        if whole:
-            # The same sums in the same order as below, without a gather.
-            blocks = later.shape[2]
-            total = np.empty((later.shape[1], blocks, BLOCK), np.float32)
-            np.multiply(later[1][..., None], self._power(1, offset), out=total)
-            total += later[2][..., None] * self._power(2, offset)
-            total += later[0][..., None]
-            total = total.reshape(-1, blocks * BLOCK)[:, : self._appended]
-        else:
-            block = where // BLOCK
-            distance = BLOCK - where % BLOCK
-            total = later[1][:, block] * self._power(1, distance)
-            total += later[2][:, block] * self._power(2, distance)
-            total += later[0][:, block]
-        total += self._local[:, where]
-        total *= salience
-        if self._query_heads != 1:
-            total *= np.float32(self._query_heads)
-        return total
-
-    def _window(self, salience: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Return the mean of the last rows."""
+    def _attended(self, columns: np.ndarray) -> np.ndarray:
+        """Return cumulative, last and window of these tokens, float32 [3, units, columns]."""
+        units, count = self._local.shape[0], columns.size
+        found = np.empty((3, units, count), np.float32)
+        if not count:
+            return found
+        tokens, query = self._tokens, self._appended - 1
         start = max(0, self._appended - WINDOW)
-        received = self._received(start, self._appended)
-        received *= self._tokens.units.amplitude[..., None] / (self._appended - start)
-        inside = int(np.searchsorted(columns, start))
-        window = np.empty(salience.shape, np.float32)
-        window[:, :inside] = self._spread(received[:, :, 0], start - columns[:inside])
-        window[:, inside:] = received.sum(axis=0)[:, columns[inside:] - start]
-        window *= salience
-        return window
+        amplitude = tokens.units.amplitude
+        received = self._received(start, query + 1)
+        received *= amplitude[..., None] / (query + 1 - start)
+        early = int(np.searchsorted(columns, start))
+        later = self._later()
+        attend(
+            columns,
+            np.searchsorted(columns, BLOCK * np.arange(later.shape[2] + 1)),
+            tokens.salience,
+            self._local,
+            later,
+            self._powers_of(BLOCK - columns % BLOCK),
+            np.stack([amplitude * tokens.inverse[:, query], received[:, :, 0]]).astype(np.float32),
+            np.stack(
+                [self._powers_of(query - columns), self._powers_of(np.maximum(start - columns, 0))]
+            ),
+            received.sum(axis=0)[:, columns[early:] - start].astype(np.float32),
+            found,
+        )
+        if self._query_heads != 1:
+            found[0] *= np.float32(self._query_heads)
+        return found
