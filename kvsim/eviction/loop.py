@@ -6,6 +6,8 @@ empty and freed. Beside the ledger runs its dense twin: the same verbs without a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kvsim.errors import CeilingExceeded, Infeasible, LedgerError
@@ -32,6 +34,8 @@ class EvictionLoop:
     rng : numpy.random.Generator
     row_source : RowSource, optional
         Rows of new tokens, if the ledger's store is to hold any.
+    observe : callable
+        Called with "before", "evicted" and "after" around each eviction and its compaction.
 
     Attributes
     ----------
@@ -51,6 +55,7 @@ class EvictionLoop:
         unit_shape: tuple[int, int],
         rng: np.random.Generator,
         row_source: RowSource | None = None,
+        observe: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self.ledger = ledger
         self.dense = dense
@@ -61,6 +66,7 @@ class EvictionLoop:
         self.unit_shape = unit_shape
         self.rng = rng
         self.row_source = row_source
+        self.observe = observe
         self.tracked: dict[int, Tracked] = {}
         self.refused_verbs_total = 0
 
@@ -259,6 +265,9 @@ class EvictionLoop:
             if have.size != want.size:
                 raise LedgerError("the ledger retains other tokens than the loop remembers")
         scores = registry.scores(self.policy, view, self.name)
+        places = None
+        if self.rules.granularity != "token":
+            places = self._places(sequence, view, columns, slots, positions)
         victims = select(
             view,
             scores,
@@ -266,22 +275,25 @@ class EvictionLoop:
             target,
             granularity=self.rules.granularity,
             window_tokens=self.rules.window_tokens,
-            places=self._places(sequence, view, columns, slots, positions),
+            places=places,
         ).reshape(view.sets, view.tokens)
         gone = [victims[which][columns[which]] for which in range(view.sets)]
         if not any(out.any() for out in gone):
             return False
+        self.observe("before")
         try:
             self.ledger.evict(sequence, [slots[which][gone[which]] for which in range(view.sets)])
         except CeilingExceeded:
             self.refused_verbs_total += 1
             return False
         state.tokens = [kept[~out] for kept, out in zip(state.tokens, gone, strict=True)]
+        self.observe("evicted")
         if self.ledger.ordering.compaction != "none":
             try:
                 self.ledger.compact(sequence)
             except CeilingExceeded:
                 self.refused_verbs_total += 1
+        self.observe("after")
         return True
 
     def retained_mass(self) -> float | None:

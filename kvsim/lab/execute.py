@@ -6,11 +6,13 @@ The parent alone writes. Rows come in the sweep's order whatever the number of j
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,10 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
-from kvsim.lab.run import failed_row, run
+from kvsim.lab.run import Maps, failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
 from kvsim.lab.setup import check
 from kvsim.lab.warm import warm
@@ -51,16 +55,26 @@ class _Refusal:
     error: KvsimError
 
 
-def _timed(scenario: Scenario) -> tuple[dict[str, Any], float] | _Refusal:
+@dataclass(frozen=True)
+class _Done:
+    """A finished run: its row, its page maps if it recorded any, and how long it took."""
+
+    row: dict[str, Any]
+    maps: Maps
+    seconds: float
+
+
+def _timed(scenario: Scenario) -> _Done | _Refusal:
     start = time.perf_counter()
+    maps: Maps = {}
     try:
-        row = run(scenario)
+        row = run(scenario, maps)
     except KvsimError as error:
         return _Refusal(error)
     except (Exception, SystemExit) as error:
         # A policy file may call sys.exit; that must end neither a worker nor the sweep.
         row = failed_row(scenario, error)
-    return row, time.perf_counter() - start
+    return _Done(row, maps, time.perf_counter() - start)
 
 
 def _start_worker(parent: int) -> None:
@@ -75,9 +89,21 @@ def _start_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _results(
-    scenarios: Sequence[Scenario], jobs: int
-) -> Generator[tuple[dict[str, Any], float] | _Refusal]:
+def _packed(maps: Maps) -> bytes:
+    """Return page maps as the bytes of a compressed .npz, the same for the same maps."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for stage, states in maps.items():
+            inner = io.BytesIO()
+            np.lib.format.write_array(inner, states, allow_pickle=False)
+            # A fixed date: NumPy's own writer would put the clock into the file.
+            archive.writestr(
+                zipfile.ZipInfo(f"{stage}.npy", (1980, 1, 1, 0, 0, 0)), inner.getvalue()
+            )
+    return buffer.getvalue()
+
+
+def _results(scenarios: Sequence[Scenario], jobs: int) -> Generator[_Done | _Refusal]:
     if jobs == 1 or len(scenarios) < 2:
         yield from map(_timed, scenarios)
         return
@@ -171,9 +197,12 @@ def execute(
             for done, result in enumerate(results, start=1):
                 if isinstance(result, _Refusal):
                     raise result.error
-                row, seconds = result
+                row = result.row
                 failed += row["outcome"] == "failed"
-                folder.append(row, {"run_id": row["run_id"], "seconds": seconds})
+                if row["page_map"]:
+                    # Before the row that names it, so that no row names a missing file.
+                    folder.write_file(row["page_map"], _packed(result.maps))
+                folder.append(row, {"run_id": row["run_id"], "seconds": result.seconds})
                 progress(done, len(todo))
         found = {row["run_id"]: row for row in folder.rows()}
     rows = [found[key] for key in ids if key in found]

@@ -156,6 +156,21 @@ class ResultsFolder:
             raise
         self._torn = False
 
+    def write_file(self, name: str, content: bytes) -> None:
+        """Write a file that a row names, atomically, below the folder.
+
+        Raises
+        ------
+        ResultsError
+            If it cannot be written.
+        """
+        path = self.path / name
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise refusal(path.parent, "cannot be made", error) from None
+        replace_file(path, content)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows in file order."""
         return read_rows(self.path)

@@ -20,6 +20,7 @@ MEASURED = (
     "tail_slots",
     "logical_live_slots",
     "held_pages",
+    "logical_pages",
     "held_pages_peak",
     "freed_pages_total",
     "packed_floor_pages",
@@ -44,6 +45,7 @@ MEASURED = (
     "retained_mass",
     "budget_met",
     "steps",
+    "page_map",
 )
 
 
@@ -120,6 +122,7 @@ def measure(loop: EvictionLoop, scenario: Scenario, steps: int) -> dict[str, Any
         "tail_slots": slots.tail,
         "logical_live_slots": ledger.logical_live_slots,
         "held_pages": held_pages,
+        "logical_pages": ledger.logical_pages,
         "held_pages_peak": ledger.total(f.HELD_PEAK),
         "freed_pages_total": ledger.total(f.FREED_TOTAL),
         "packed_floor_pages": floors.row_pages,

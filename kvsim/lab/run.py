@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kvsim.errors import CeilingExceeded, Infeasible, KvsimError, NotApplicable
+from kvsim.eviction import EvictionLoop
 from kvsim.lab import row, setup
 from kvsim.lab.identity import run_id
 from kvsim.lab.scenario import Scenario
 from kvsim.layout import load_layout
 from kvsim.policies import build, short_name
 
+Maps = dict[str, np.ndarray]
 
-def _measure(scenario: Scenario, parts: setup.Parts) -> dict[str, Any]:
+
+def _keep(maps: Maps, stage: str, loop: EvictionLoop) -> None:
+    """Keep the page map of a stage when it comes for the first time."""
+    if stage not in maps:
+        maps[stage] = loop.ledger.page_map()
+
+
+def _measure(scenario: Scenario, parts: setup.Parts, maps: Maps) -> dict[str, Any]:
     """Run the engine to its end and return the measured columns."""
     loop = setup.make_loop(scenario, parts)
+    if scenario.record.page_map:
+        # Of the first eviction only: later ones find the stages taken.
+        loop.observe = lambda stage: _keep(maps, stage, loop)
     # How many of the model's layers these figures are about: a reduced recording has not all.
     counted = f"{len(parts.layout.layers())}/{parts.whole.num_layers}"
     measured: dict[str, Any] = {"layers_counted": counted}
@@ -41,8 +55,14 @@ def _head(scenario: Scenario, layout: str) -> dict[str, Any]:
     }
 
 
-def run(scenario: Scenario) -> dict[str, Any]:
+def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
     """Return the row of one scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    maps : dict, optional
+        Receives the page maps that the row names, if the scenario records any.
 
     Raises
     ------
@@ -50,17 +70,25 @@ def run(scenario: Scenario) -> dict[str, Any]:
         If the scenario, a file that it names or its policy cannot be used. A run that cannot
         meet its own terms is no error but a row whose outcome says so.
     """
+    maps = {} if maps is None else maps
     parts = setup.understand(scenario)
     head = _head(scenario, parts.whole.name)
     try:
         setup.applicable(scenario, parts.policy)
-        measured: dict[str, Any] = _measure(scenario, parts)
+        measured: dict[str, Any] = _measure(scenario, parts, maps)
         outcome, reason = "completed", ""
     except (Infeasible, CeilingExceeded) as refusal:
         measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
     except NotApplicable as refusal:
         measured, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
+    if outcome == "completed":
+        measured["page_map"] = map_name(head["run_id"]) if maps else None
     return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
+
+
+def map_name(run_id: str) -> str:
+    """Return where a run's page maps lie inside a results folder."""
+    return f"maps/{run_id}.npz"
 
 
 def failed_row(scenario: Scenario, error: BaseException) -> dict[str, Any]:

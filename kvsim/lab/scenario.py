@@ -180,6 +180,20 @@ class Store:
     element_bytes: int = _count(2, 1)
 
 
+@dataclass(frozen=True)
+class Record:
+    """What a run writes beside its row.
+
+    Attributes
+    ----------
+    page_map : bool
+        The state of every slot of the pool before the first eviction, after it, and after its
+        compaction, as an .npz that the row names.
+    """
+
+    page_map: bool = False
+
+
 PROCESS = Process()
 
 
@@ -207,6 +221,7 @@ class Scenario:
     workload: Workload = Workload()
     process: Process = PROCESS
     store: Store = Store()
+    record: Record = Record()
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""

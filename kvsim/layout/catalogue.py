@@ -7,6 +7,7 @@ not apply, and ``null`` where a size belongs means that the size is not known.
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from pathlib import Path
@@ -166,6 +167,7 @@ def describe_all() -> list[dict[str, Any]]:
     return rows
 
 
+@functools.lru_cache(maxsize=1)
 def _catalogue() -> list[dict[str, Any]]:
     return json.loads(CATALOGUE.read_text(encoding="utf-8"))
 

@@ -9,7 +9,7 @@ from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
 from kvsim.paging.geometry import Geometry
 from kvsim.paging.ordering import Order
-from kvsim.paging.samples import Floors, Slots, count_slots, floors
+from kvsim.paging.samples import Floors, Slots, count_slots, floors, slot_states
 
 
 class Readings:
@@ -120,6 +120,13 @@ class Readings:
             return cursor - self.table(sequence, scope, f.DEAD)
         return cursor
 
+    def page_map(self) -> np.ndarray:
+        """Return the state of every slot, uint8 [pages, page_tokens].
+
+        0 tail, 1 dead, 2 live, 3 in a page that is not held.
+        """
+        return slot_states(self._arrays)
+
     def slots(self) -> Slots:
         """Take a census of the physical slots of all held pages."""
         return count_slots(self._arrays)
@@ -127,6 +134,12 @@ class Readings:
     def floors(self) -> Floors:
         """Count the fewest pages that could hold what is retained."""
         return floors(self._arrays, self.geometry)
+
+    @property
+    def logical_pages(self) -> int:
+        """Pages named by tables: a shared page counts once in each."""
+        tables = self._arrays.tables[self._arrays.tables[:, f.SEQUENCE] >= 0]
+        return int(tables[:, f.NAMED].sum())
 
     @property
     def logical_live_slots(self) -> int:

@@ -79,17 +79,23 @@ def _check_positions(arrays: Arrays, table: int, base: int, cursor: int, dead: n
 
 
 def _check_queue(arrays: Arrays) -> None:
-    """Walk the queue both ways: it must hold each page that is not held, once."""
+    """Check that the queue is one ring through the sentinel and each page that is not held."""
     pages = int(arrays.scalars[f.PAGES])
-    waiting = set(np.flatnonzero(arrays.pages[f.STATE, :pages] != f.HELD_PAGE).tolist())
-    for link in (f.NEXT, f.PREVIOUS):
-        seen: set[int] = set()
-        page = int(arrays.pages[link, pages])
-        while page != pages:
-            _must(page not in seen, "the queue has a loop")
-            seen.add(page)
-            page = int(arrays.pages[link, page])
-        _must(seen == waiting, "the queue does not hold exactly the pages that are not held")
+    waiting = arrays.pages[f.STATE] != f.HELD_PAGE
+    nodes = np.flatnonzero(waiting)
+    ahead = arrays.pages[f.NEXT].astype(np.int64)
+    back = arrays.pages[f.PREVIOUS].astype(np.int64)
+    _must(bool(waiting[ahead[nodes]].all()), "the queue leads to a page that is held")
+    _must(bool((back[ahead[nodes]] == nodes).all()), "the queue's two directions disagree")
+    # Both ways agree, so it is made of rings; jumps of doubled length from the sentinel reach
+    # all of its ring in a logarithm of its length.
+    seen = np.zeros(pages + 1, np.bool_)
+    seen[pages] = True
+    jump = ahead
+    for _ in range(max(1, nodes.size).bit_length() + 1):
+        seen[jump[seen & waiting]] = True
+        jump = jump[np.where(waiting, jump, pages)]
+    _must(bool((seen == waiting).all()), "a page that is not held is missing from the queue")
 
 
 def recount(arrays: Arrays, geometry: Geometry) -> None:

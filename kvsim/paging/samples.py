@@ -40,16 +40,24 @@ class Floors:
     live_row_bytes: int
 
 
-def count_slots(arrays: Arrays) -> Slots:
-    """Take the census of the physical slots of held pages."""
+NOT_HELD = 3
+
+
+def slot_states(arrays: Arrays) -> np.ndarray:
+    """Return what each physical slot is, uint8 [pages, page_tokens]; NOT_HELD in free pages."""
     page_tokens = int(arrays.scalars[f.PAGE_TOKENS])
     pages = int(arrays.scalars[f.PAGES])
     marks = np.zeros(pages * page_tokens, np.uint8)
     mark_slots(arrays, marks)
-    held = np.repeat(arrays.pages[f.REFCOUNT, :pages] > 0, page_tokens)
-    counts = np.bincount(marks[held], minlength=3)
-    live, dead = int(counts[LIVE_SLOT]), int(counts[DEAD_SLOT])
-    return Slots(live=live, dead=dead, tail=int(held.sum()) - live - dead)
+    states = marks.reshape(pages, page_tokens)
+    states[arrays.pages[f.REFCOUNT, :pages] == 0] = NOT_HELD
+    return states
+
+
+def count_slots(arrays: Arrays) -> Slots:
+    """Take the census of the physical slots of held pages."""
+    counts = np.bincount(slot_states(arrays).ravel(), minlength=NOT_HELD + 1)
+    return Slots(live=int(counts[LIVE_SLOT]), dead=int(counts[DEAD_SLOT]), tail=int(counts[0]))
 
 
 def floors(arrays: Arrays, geometry: Geometry) -> Floors:

@@ -106,14 +106,14 @@ def _whole_runs(
     count : int
         Runs to evict; if fewer are candidates, all of them go.
     """
-    names, inverse = np.unique(run, return_inverse=True)
-    live = np.bincount(inverse, minlength=names.size)
-    mean = np.bincount(inverse, weights=scores, minlength=names.size) / live
-    guarded = np.bincount(inverse, weights=protected, minlength=names.size) > 0
-    candidates = np.flatnonzero(~guarded & (names < complete))
-    chosen = np.zeros(names.size, np.bool_)
+    live = np.bincount(run)
+    mean = np.bincount(run, weights=scores) / np.maximum(live, 1)
+    guarded = np.bincount(run, weights=protected) > 0
+    guarded[complete:] = True
+    candidates = np.flatnonzero((live > 0) & ~guarded)
+    chosen = np.zeros(live.size, np.bool_)
     chosen[candidates[lowest(mean[candidates], min(count, candidates.size))]] = True
-    return chosen[inverse]
+    return chosen[run]
 
 
 def _check_protected(view: View, protected: np.ndarray, kept: int) -> None:

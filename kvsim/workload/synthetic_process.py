@@ -7,6 +7,7 @@ fitted to one recorded model; docs/synthetic.md says how well, and where they do
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -96,21 +97,21 @@ class Process:
     """
 
     spread: float = 0.88
-    spread_sd: float = 0.35
+    spread_sd: float = 0.3
     shared: float = 0.05
     layer: float = 0.5
     depth_layers: float = 14.0
     neighbour: float = 0.2
-    passage: float = 0.1
-    passage_tokens: float = 20.0
+    passage: float = 0.12
+    passage_tokens: float = 25.0
     sinks: int = 1
     sink_share: float = 0.12
     sink_sd: float = 2.0
-    recency_short: float = 0.45
-    recency_long: float = 0.2
-    short_tokens: float = 10.0
-    long_tokens: float = 220.0
-    mixture_sd: float = 0.4
+    recency_short: float = 0.44
+    recency_long: float = 0.17
+    short_tokens: float = 7.0
+    long_tokens: float = 270.0
+    mixture_sd: float = 0.25
     context: int = 4096
     dim: int = 64
     key_norm: float = 17.5
@@ -191,6 +192,7 @@ class Units:
     direction: np.ndarray
 
 
+@functools.lru_cache(maxsize=8)
 def draw_units(process: Process, units: int, seed: int) -> Units:
     """Return the units of the model that a seed stands for."""
     rng = stream(seed, "workload")
@@ -208,10 +210,14 @@ def draw_units(process: Process, units: int, seed: int) -> Units:
     key_norm = process.key_norm * np.exp(process.key_norm_sd * rng.standard_normal(units))
     direction = rng.standard_normal((units, process.dim))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    return Units(
+    drawn = Units(
         spread=np.minimum(spread, MOST_SPREAD),
         sink=odds / amplitude[0],
         amplitude=amplitude,
         key_norm=key_norm,
         direction=direction,
     )
+    # All sequences of a run share them.
+    for array in vars(drawn).values():
+        array.setflags(write=False)
+    return drawn
