@@ -19,6 +19,14 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("policy", lambda r: r["policy"]),
     ("granularity", lambda r: r["granularity"]),
     ("sets / scope", lambda r: f"{r['sets']} / {r['scope']}"),
+    ("compaction", lambda r: _compaction(r)),
+    ("positions", lambda r: r["positions"]),
+    ("planes", lambda r: r["planes"]),
+    ("append", lambda r: r["append"]),
+    ("when", lambda r: r["when"]),
+    ("forks", lambda r: f"{r['forks']}{'' if r['forks_evict'] else ' (do not evict)'}"),
+    ("ceiling", lambda r: str(r["ceiling_pages"] or "none")),
+    ("seed", lambda r: str(r["seed"])),
     ("page", lambda r: str(r["page_tokens"])),
     ("budget", lambda r: _budget(r)),
     ("tokens evicted", lambda r: _share(r["evicted_tokens_total"], r["tokens"])),
@@ -28,8 +36,16 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("mass kept", lambda r: "-" if r["retained_mass"] is None else f"{r['retained_mass']:.3f}"),
     ("budget met", lambda r: "yes" if r["budget_met"] else "no"),
 )
-VARYING = ("page", "budget")  # Left out where all rows agree, and said above the table instead.
-SETTINGS = 5  # The leading columns name the run; the others need a completed one.
+SETTINGS = 13  # The leading columns name the run; the others need a completed one.
+# Settings left out where all rows agree; of these, some are then said above the table.
+VARYING = tuple(heading for heading, _ in COLUMNS[3:SETTINGS])
+SAID = ("compaction", "page", "budget")
+
+
+def _compaction(row: Row) -> str:
+    return row["compaction"] + (
+        f" {row['compaction_unit']}s" if row["compaction"] != "none" else ""
+    )
 
 
 def _budget(row: Row) -> str:
@@ -96,7 +112,9 @@ def print_table(rows: Sequence[Row], total: int) -> None:
         return
     keep = _varying(rows)
     fixed = [
-        f"{COLUMNS[i][0]} {COLUMNS[i][1](rows[0])}" for i in range(len(COLUMNS)) if i not in keep
+        f"{heading} {show(rows[0])}"
+        for index, (heading, show) in enumerate(COLUMNS)
+        if index not in keep and heading in SAID
     ]
     head = f"{len(rows)} of {total} rows"
     table = Table(title=", ".join([head, *fixed]), title_justify="left", header_style="bold")

@@ -285,8 +285,20 @@ def finish(figure: Figure, handles: Sequence[Artist]) -> None:
     # One layout for all files: it costs as much as drawing, and a PDF must not differ from its PNG.
     engine = figure.get_layout_engine()
     if engine is not None:
+        # Inner panels have ticks without labels, which need no room and take the layout's time.
+        bare = [axis for axes in figure.axes for axis in _bare(axes)]
+        for axis in bare:
+            axis.set_visible(False)
         engine.execute(figure)
+        for axis in bare:
+            axis.set_visible(True)
     figure.set_layout_engine("none")
+
+
+def _bare(axes: Axes) -> list[Any]:
+    """Return the axes' own axes that have no tick labels."""
+    sides = ((axes.xaxis, "labelbottom"), (axes.yaxis, "labelleft"))
+    return [axis for axis, side in sides if not axis.get_tick_params()[side]]
 
 
 def policy_handles(found: dict[str, Look]) -> list[Line2D]:

@@ -248,7 +248,7 @@ def requests(scenario: Scenario, parts: Parts) -> list[Request]:
         prompt = workload.tokens
         if workload.kind == "recorded":
             prompt = load(workload.path).tokens
-        plan = [(0, prompt, workload.decode_tokens)] * workload.sequences
+        plan = [arrivals.Arrival(0, prompt, workload.decode_tokens)] * workload.sequences
     return [
         Request(
             arrival_ns=arrival_ns,

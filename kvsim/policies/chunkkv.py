@@ -13,14 +13,13 @@ class ChunkKV(Policy):
     """Score_j = mean over j's chunk of the last queries' attention, summed over a layer's heads.
 
     Paper: Liu et al., ChunkKV, arXiv 2502.00299, on SnapKV's scores without their pool. Heads of
-    a layer share scores, and so the set. Chunks align in positions; 20 fits no 16-token page, so
-    set `chunk` to the page. Deviation: selection picks tokens, and of equals the oldest go first,
-    so chunks go whole but for the last one, and any that `protect_recent` splits.
+    a layer share scores, and so the set. Chunks align in positions; 20 fits no 16-token page: set
+    `chunk` to it. Deviation: selection picks tokens, of equals the oldest first, so chunks go
+    whole but for the last one and any that `protect_recent` splits.
 
     Parameters
     ----------
     chunk : int
-        Tokens of a chunk.
     """
 
     chunk: int = 20

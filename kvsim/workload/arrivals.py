@@ -141,7 +141,8 @@ def poisson(
         raise WorkloadError(f"the order of lengths is {' or '.join(ORDERS)}, not {order!r}")
     # Two numbers a request, whatever the order of lengths: both see the same arrivals.
     drawn = rng.random((requests, 2))
-    gaps = np.floor(-np.log1p(-drawn[:, 0]) * 1e9 / rate_per_s)
+    with np.errstate(over="ignore"):
+        gaps = np.floor(-np.log1p(-drawn[:, 0]) * 1e9 / rate_per_s)
     if requests and gaps.sum() >= MOST_NANOSECONDS:
         raise WorkloadError(f"at {rate_per_s} requests per second the last arrives in centuries")
     arrival = np.cumsum(gaps.astype(np.int64))

@@ -25,9 +25,10 @@ from kvsim.workload.synthetic_tokens import BLOCK, decayed
 PARTS = ("cumulative", "last", "window")
 EVERYTHING = SyntheticSignals.provides
 UNITS = (2, 3)
+DEFAULT = Process()
 
 
-def signals(appended=0, *, process=Process(), seed=7, sequence=0, needs=EVERYTHING, **options):  # noqa: B008
+def signals(appended=0, *, process=DEFAULT, seed=7, sequence=0, needs=EVERYTHING, **options):
     made = SyntheticSignals(process, UNITS, seed, sequence, Attention, needs, **options)
     made.extend(appended)
     return made
@@ -233,7 +234,8 @@ def test_a_fork_shares_nothing_that_can_change():
 
 def test_what_is_returned_cannot_be_written():
     found = signals(70).observe(np.arange(70))
-    arrays = [getattr(found.pop("attention"), part) for part in PARTS]
+    attention = found.pop("attention")
+    arrays = [getattr(attention, part) for part in PARTS]
     for array in [*arrays, *found.values(), signals(70).next_query(70)]:
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
