@@ -56,8 +56,7 @@ def _timed(scenario: Scenario) -> tuple[dict[str, Any], float] | _Refusal:
         row = run(scenario)
     except KvsimError as error:
         return _Refusal(error)
-    except (Exception, SystemExit) as error:
-        # A policy file may call sys.exit; that must end neither a worker nor the sweep.
+    except Exception as error:
         row = failed_row(scenario, error)
     return row, time.perf_counter() - start
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kvsim.engine import Engine, Request
-from kvsim.errors import CeilingExceeded, Infeasible, KvsimError, NotApplicable, ScenarioError
+from kvsim.errors import (
+    CeilingExceeded,
+    Infeasible,
+    KvsimError,
+    NotApplicable,
+    PolicyError,
+    ScenarioError,
+)
 from kvsim.eviction import EvictionLoop, Rules
 from kvsim.lab import row
 from kvsim.lab.identity import run_id
@@ -15,6 +24,16 @@ from kvsim.paging import Geometry, Ledger, geometry, single
 from kvsim.policies import Attention, Policy, build, short_name
 from kvsim.seeds import stream
 from kvsim.workload.recorded import RecordedSignals, Recording, load
+
+
+@contextmanager
+def _no_exit(scenario: Scenario) -> Iterator[None]:
+    """Refuse a policy file that calls sys.exit, which would end kvsim without a word."""
+    try:
+        yield
+    except SystemExit as leaving:
+        name = short_name(scenario.policy.name)
+        raise PolicyError(f"policy {name}: it ends the program ({leaving.code!r})") from None
 
 
 def _ceiling(scenario: Scenario, shape: Geometry) -> int:
@@ -76,7 +95,8 @@ def check(scenario: Scenario) -> None:
     KvsimError
         If the scenario, a file that it names or its policy cannot be used.
     """
-    build(scenario.policy.name, dict(scenario.policy.parameters))
+    with _no_exit(scenario):
+        build(scenario.policy.name, dict(scenario.policy.parameters))
     _, _, shape = _fit(scenario, load_layout(scenario.layout))
     _ceiling(scenario, shape)
 
@@ -131,14 +151,16 @@ def run(scenario: Scenario) -> dict[str, Any]:
         If the scenario, a file that it names or its policy cannot be used. A run that cannot
         meet its own terms is no error but a row whose outcome says so.
     """
-    policy = build(scenario.policy.name, dict(scenario.policy.parameters))
+    with _no_exit(scenario):
+        policy = build(scenario.policy.name, dict(scenario.policy.parameters))
     layout = load_layout(scenario.layout)
     head = {
         "run_id": run_id(scenario),
         **row.settings(scenario, short_name(scenario.policy.name), layout.name),
     }
     try:
-        measured: dict[str, Any] = _measure(scenario, policy, layout)
+        with _no_exit(scenario):
+            measured: dict[str, Any] = _measure(scenario, policy, layout)
         outcome, reason = "completed", ""
     except (Infeasible, CeilingExceeded) as refusal:
         measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
@@ -147,7 +169,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
     return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
 
 
-def failed_row(scenario: Scenario, error: BaseException) -> dict[str, Any]:
+def failed_row(scenario: Scenario, error: Exception) -> dict[str, Any]:
     """Return the row of a run that broke: a bug, not bad input, which is raised."""
     if isinstance(error, KvsimError):
         raise error
