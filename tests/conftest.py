@@ -16,6 +16,7 @@ SHARED = Path(__file__).parents[2] / "shared"
 # Derandomized, so that a run on one machine says what a run on another will say. No deadline,
 # because the first call of a kernel compiles it.
 settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("shrink", settings.get_profile("default"))
 settings.load_profile("default")
 
 

@@ -18,12 +18,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kvsim"
 MOST_LINES = 400
 
-# The table of the design. Every room may also import `errors` and `seeds`.
+# The table of the design. Every room may also import `errors`, `seeds` and `jit`.
 BELOW_EVICTION = {"policies", "paging", "tensors", "workload", "layout"}
 BELOW_LAB = {"engine", "models", "eviction", *BELOW_EVICTION}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "seeds": set(),
+    "jit": set(),
     "layout": set(),
     "paging": {"layout"},
     "tensors": {"paging", "layout"},
@@ -41,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     # The package itself holds its version, for anyone, and imports nothing.
     "": set(),
 }
-FOR_EVERYONE = {"errors", "seeds", ""}
+FOR_EVERYONE = {"errors", "jit", "seeds", ""}
 THE_LOWEST = {"errors", "seeds", ""}
 # Libraries that belong to certain rooms.
 RESERVED = {

@@ -54,6 +54,8 @@ def signals(names: tuple[str, ...], unit_shape: tuple[int, int], tokens: int, se
             made[name] = Attention(cumulative=draw(), last=draw(), window=draw())
         elif name in ("key_norms", "value_norms"):
             made[name] = draw()
+        elif name == "keys":
+            made[name] = rng.standard_normal((*shape, 8)).astype(np.float32)
         else:
             raise NotImplementedError(f"tests/views.py has no array for the signal {name!r} yet")
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import sys
@@ -46,10 +45,8 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2) from None
         except BrokenPipeError:
             # The reader of a pipe left: nobody is there to be told.
-            _drop_stdout()
             raise typer.Exit(1) from None
         except OSError as error:
-            _drop_stdout()
             named = f"{error.filename}: " if error.filename else ""
             typer.echo(f"kvsim: {named}{error.strerror or error}", err=True)
             raise typer.Exit(2) from None
@@ -63,14 +60,9 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-def _drop_stdout() -> None:
-    """Close stdout without what it still holds, or the interpreter would try again at its end."""
-    with contextlib.suppress(OSError):
-        sys.stdout.close()
-
-
 def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    # In ASCII, so that no encoding of stdout and no odd file name can refuse it.
+    typer.echo(json.dumps(value, allow_nan=False))
 
 
 @app.command(name="run")

@@ -18,6 +18,8 @@ from kvsim.policies.base import Policy
 from kvsim.policies.selection import Places, select
 from kvsim.policies.view import View
 
+FORKS_FROM = 1 << 32  # Signals of forks are numbered from here, above those of any request.
+
 
 class EvictionLoop:
     """One ledger, its dense twin, one policy, and the tokens of all its sequences.
@@ -69,6 +71,7 @@ class EvictionLoop:
         self.observe = observe
         self.tracked: dict[int, Tracked] = {}
         self.refused_verbs_total = 0
+        self._forks = 0
 
     def open(self, signals: Signals) -> int:
         """Return the number of a new sequence, the same in the ledger and in its twin."""
@@ -150,7 +153,9 @@ class EvictionLoop:
         if self.dense.fork(parent) != child:
             raise LedgerError("the ledger and its dense twin number sequences differently")
         state = self.tracked[parent]
-        signals = state.signals.fork(child)
+        # Sequence numbers are used again; the numbers of random streams must not be.
+        self._forks += 1
+        signals = state.signals.fork(FORKS_FROM + self._forks)
         self.tracked[child] = Tracked(signals, state.appended, list(state.tokens))
         if self.row_source is not None:
             self.row_source.fork(parent, child, state.appended)

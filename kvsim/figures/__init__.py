@@ -3,8 +3,9 @@
 A figure shows rows that a run wrote and nothing else: it simulates nothing and holds no typed-in
 result. A module here is a figure when it defines ``NAME`` (its file's name), ``COLUMNS`` (the
 columns of its CSV), ``select(rows)`` (the flat rows that it shows) and ``draw(data)`` (a matplotlib
-figure of them). Such a file is found by itself; ``style`` and names that begin with an underscore
-are no figures.
+figure of them). A figure that shows files which rows name says ``NEEDS_FOLDER = True``, and its
+``select(rows, folder)`` gets the folder of the rows too. Such a file is found by itself; ``style``
+and names that begin with an underscore are no figures.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import io
 import os
 import pkgutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -36,7 +37,8 @@ class FigureModule(Protocol):
     NAME: str
     COLUMNS: tuple[str, ...]
 
-    def select(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    @property
+    def select(self) -> Callable[..., list[Row]]:
         """Flat rows that the figure shows, or a :class:`~kvsim.errors.FigureError`."""
 
     def draw(self, data: Sequence[Mapping[str, Any]]) -> Any:
@@ -71,7 +73,9 @@ FIGURES: Mapping[str, FigureModule] = _Figures(__path__, __name__)
 """Name of a figure -> its module."""
 
 
-def draw(name: str, rows: Sequence[Mapping[str, Any]], out_dir: Path) -> list[Path]:
+def draw(
+    name: str, rows: Sequence[Mapping[str, Any]], out_dir: Path, folder: Path | None = None
+) -> list[Path]:
     """Draw one figure and write what it shows.
 
     Parameters
@@ -82,6 +86,8 @@ def draw(name: str, rows: Sequence[Mapping[str, Any]], out_dir: Path) -> list[Pa
         Rows as a run returns them; their order does not matter.
     out_dir : Path
         Folder for the files; made where it is missing.
+    folder : Path, optional
+        Results folder of the rows, for figures that show files which rows name.
 
     Returns
     -------
@@ -96,11 +102,14 @@ def draw(name: str, rows: Sequence[Mapping[str, Any]], out_dir: Path) -> list[Pa
         The folder cannot be written. A file that is already there stays whole.
     """
     module = _module(name)
-    return _write(module, module.select(rows), Path(out_dir))
+    return _write(module, _select(module, rows, folder), Path(out_dir))
 
 
 def draw_all(
-    rows: Sequence[Mapping[str, Any]], out_dir: Path, names: Sequence[str] | None = None
+    rows: Sequence[Mapping[str, Any]],
+    out_dir: Path,
+    names: Sequence[str] | None = None,
+    folder: Path | None = None,
 ) -> list[Path]:
     """Draw several figures, all of them unless ``names`` says which.
 
@@ -113,6 +122,8 @@ def draw_all(
         As for :func:`draw`.
     names : sequence of str, optional
         Figures to draw, in this order.
+    folder
+        As for :func:`draw`.
 
     Returns
     -------
@@ -123,7 +134,7 @@ def draw_all(
     selected, missing = [], []
     for module in modules:
         try:
-            selected.append((module, module.select(rows)))
+            selected.append((module, _select(module, rows, folder)))
         except FigureError as error:
             missing.append(str(error))
     if missing:
@@ -138,6 +149,16 @@ def _module(name: str) -> FigureModule:
     near = difflib.get_close_matches(name, FIGURES, n=1, cutoff=0.0)
     hint = f"did you mean {near[0]}?" if near else "there are none"
     raise FigureError(f"no figure is called {name!r}: {hint}")
+
+
+def _select(
+    module: FigureModule, rows: Sequence[Mapping[str, Any]], folder: Path | None
+) -> list[Row]:
+    if not getattr(module, "NEEDS_FOLDER", False):
+        return module.select(rows)
+    if folder is None:
+        raise FigureError(f"{module.NAME} needs the results folder that its rows come from")
+    return module.select(rows, Path(folder))
 
 
 def _write(module: FigureModule, data: list[Row], out_dir: Path) -> list[Path]:

@@ -17,16 +17,57 @@ AnyRow = Mapping[str, Any]
 
 FIXED: tuple[tuple[str, Any], ...] = (
     ("layout", None),
-    ("tokens", None),
+    ("workload", "recorded"),
     ("page_tokens", 16),
     ("compaction", "none"),
     ("compaction_unit", "slot"),
     ("positions", "keep"),
     ("append", "tail"),
     ("when", "prefill_end"),
+    ("chunk_tokens", 0),
+    ("budget_tokens", 0),
+    ("window_tokens", 16),
+    ("protect_recent", 64),
+    ("protect_sinks", 0),
     ("ceiling_pages", 0),
+    ("ceiling_bytes", 0),
+    ("order", "fifo"),
+    ("sequences", 1),
+    ("forks", 0),
+    ("forks_evict", True),
+    ("decode_tokens", 0),
+    ("store", "counting"),
+    ("planes", "kv"),
+    ("element_bytes", 2),
+    ("tokens", None),
 )
-"""Settings that have one value in a figure, with the value that is preferred where it occurs."""
+"""Settings that have one value in a figure, with the value that is preferred where it occurs.
+
+Each is fixed among the rows that the ones before it leave: `tokens`, which follows from the
+workload, its forks and its decoding, comes last.
+"""
+
+SAID = (
+    "positions",
+    "append",
+    "when",
+    "chunk_tokens",
+    "budget_tokens",
+    "window_tokens",
+    "protect_recent",
+    "protect_sinks",
+    "ceiling_pages",
+    "ceiling_bytes",
+    "order",
+    "sequences",
+    "forks",
+    "forks_evict",
+    "decode_tokens",
+    "store",
+    "planes",
+    "element_bytes",
+)
+"""Settings that a caption says where they are not the usual ones."""
 
 IDENTITY = (
     "policy",
@@ -38,8 +79,10 @@ IDENTITY = (
     "seed",
     "run_id",
 )
-"""Columns that say what a row is; every figure's CSV begins with them."""
+"""Columns that say what a row is; every figure of runs has a CSV that begins with them."""
 
+COMPACTIONS = ("none", "rebuild", "forward", "hole_fill")
+UNITS = ("slot", "row")
 GRANULARITIES = ("token", "window", "page", "page_completion")
 FINENESS = {"shared": 0, "sequence": 0, "group": 1, "layer": 2, "head": 3}
 
@@ -52,7 +95,14 @@ def finer(sets: str, scope: str) -> bool:
     return FINENESS.get(sets, 0) > FINENESS.get(scope, 0)
 
 
-def select(name: str, rows: Sequence[AnyRow], numbers: Sequence[str]) -> list[AnyRow]:
+def select(
+    name: str,
+    rows: Sequence[AnyRow],
+    numbers: Sequence[str],
+    *,
+    free: Sequence[str] = (),
+    prefer: Sequence[tuple[str, Any]] = (),
+) -> list[AnyRow]:
     """Rows that a figure can show, at one value of each of :data:`FIXED`, in a stated order.
 
     Parameters
@@ -63,6 +113,10 @@ def select(name: str, rows: Sequence[AnyRow], numbers: Sequence[str]) -> list[An
         Any rows, in any order.
     numbers : sequence of str
         Columns that the figure draws. A completed row in which one is null is left out.
+    free : sequence of str
+        Columns of :data:`FIXED` that the figure tells apart, and so does not fix.
+    prefer : sequence of (str, value)
+        Columns that this figure fixes besides, before the others, as in :data:`FIXED`.
 
     Returns
     -------
@@ -92,10 +146,11 @@ def select(name: str, rows: Sequence[AnyRow], numbers: Sequence[str]) -> list[An
     for row in usable:
         for column in ("page_tokens", "budget_fraction", *numbers):
             _check_number(name, row, column)
-    for column, preferred in FIXED:
-        value = _fixed([row.get(column) for row in usable], preferred)
-        usable = [row for row in usable if row.get(column) == value]
-    usable.sort(key=_order)
+    for column, preferred in (*prefer, *FIXED):
+        # Requests of other lengths arrive under every seed: their tokens are no setting.
+        if column not in free and (column, usable[0].get("workload")) != ("tokens", "requests"):
+            usable = fix(usable, column, preferred)
+    usable.sort(key=order)
     return _distinct(name, usable)
 
 
@@ -130,14 +185,14 @@ class Point(NamedTuple):
     y_high: float
 
 
-def points(data: Sequence[AnyRow], x: str, y: str) -> list[Point]:
+def points(data: Sequence[AnyRow], x: str, y: str, by: str = "budget_fraction") -> list[Point]:
     """One point per budget, in the order of the budgets, over the seeds of each.
 
-    ``data`` are rows of one series: only budget and seed vary.
+    ``data`` are rows of one series: only budget (or what ``by`` names) and seed vary.
     """
     found = []
-    for budget in sorted({row["budget_fraction"] for row in data}):
-        rows = [row for row in data if row["budget_fraction"] == budget]
+    for value in sorted({row[by] for row in data}):
+        rows = [row for row in data if row[by] == value]
         xs, ys = [row[x] for row in rows], [row[y] for row in rows]
         # fsum, so that the mean of equal values is that value and not its neighbour.
         mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
@@ -152,7 +207,7 @@ def where(data: Sequence[AnyRow], **values: Any) -> list[AnyRow]:
 
 def granularities(data: Sequence[AnyRow]) -> list[str]:
     """Granularities that occur, in the order in which every figure shows them."""
-    return sorted({row["granularity"] for row in data}, key=_granularity_order)
+    return sorted({row["granularity"] for row in data}, key=lambda n: _place(GRANULARITIES, n))
 
 
 def pairs(data: Sequence[AnyRow]) -> list[tuple[str, str]]:
@@ -162,23 +217,58 @@ def pairs(data: Sequence[AnyRow]) -> list[tuple[str, str]]:
     )
 
 
-def settings(data: Sequence[AnyRow]) -> str:
-    """Settings that hold for all of ``data``, for a caption; usual ones are left unsaid."""
+def settings(
+    data: Sequence[AnyRow], omit: Sequence[str] = (), seeds: str = "mean and range of {} seeds"
+) -> str:
+    """Settings that hold for all of ``data``, for a caption; usual ones are left unsaid.
+
+    Parameters
+    ----------
+    data : sequence of mapping
+        What a figure's ``select`` returned.
+    omit : sequence of str
+        Columns that the figure tells apart.
+    seeds : str
+        How several seeds are shown; ``{}`` is their number.
+    """
     row = data[0]
     said = [str(row["layout"])] if row["layout"] is not None else []
-    said += [f"{row['tokens']:,} tokens"] if row["tokens"] is not None else []
+    if row["workload"] not in (None, "recorded"):
+        said += [f"workload {row['workload']}"]
+    if row["tokens"] is not None and "tokens" not in omit:
+        said += [_span([row["tokens"] for row in data]) + " tokens"]
     said += [f"{row['page_tokens']}-token pages"]
-    if row["compaction"] in (None, "none"):
-        said += ["no compaction"]
-    else:
-        said += [f"compaction {row['compaction']} by {row['compaction_unit']}"]
-    for column in ("positions", "append", "when", "ceiling_pages"):
-        if row[column] not in (None, dict(FIXED)[column]):
+    if "compaction" not in omit:
+        said += [compaction(row)]
+    usual = dict(FIXED)
+    for column in SAID:
+        if column not in omit and row[column] not in (None, usual[column]):
             said += [f"{column} = {row[column]}"]
-    seeds = len({row["seed"] for row in data})
-    if seeds > 1:
-        said += [f"mean and range of {seeds} seeds"]
+    different = len({row["seed"] for row in data})
+    if different > 1:
+        said += [seeds.format(different)]
     return ", ".join(said)
+
+
+def compaction(row: AnyRow) -> str:
+    """Algorithm and unit of a row's compaction, in words."""
+    if row["compaction"] in (None, "none"):
+        return "no compaction"
+    return f"compaction {row['compaction']} by {row['compaction_unit']}"
+
+
+def fix(rows: Sequence[AnyRow], column: str, preferred: Any = None) -> list[AnyRow]:
+    """Rows at one value: the preferred one, else the most frequent, else the least text."""
+    counts = Counter(row.get(column) for row in rows)
+    value = preferred
+    if preferred is None or preferred not in counts:
+        value = min(counts, key=lambda value: (-counts[value], str(value)))
+    return [row for row in rows if row.get(column) == value]
+
+
+def _span(numbers: Sequence[float]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _check_number(name: str, row: AnyRow, column: str) -> None:
@@ -186,14 +276,6 @@ def _check_number(name: str, row: AnyRow, column: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
         raise FigureError(f"{name}: row {row.get('run_id')}: {column} is no number: {value!r}")
-
-
-def _fixed(values: list[Any], preferred: Any) -> Any:
-    """Value to hold fixed: the preferred one, else the most frequent, else the least text."""
-    if preferred is not None and preferred in values:
-        return preferred
-    counts = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], str(value)))
 
 
 def _distinct(name: str, rows: list[AnyRow]) -> list[AnyRow]:
@@ -211,21 +293,30 @@ def _distinct(name: str, rows: list[AnyRow]) -> list[AnyRow]:
     return list(found.values())
 
 
-def _granularity_order(name: str) -> tuple[int, str]:
-    known = GRANULARITIES.index(name) if name in GRANULARITIES else len(GRANULARITIES)
-    return known, name
+def order(row: AnyRow) -> tuple[Any, ...]:
+    """Key by which every figure sorts its rows."""
+    return (
+        _place(GRANULARITIES, row["granularity"]),
+        _pair_order(row["sets"], row["scope"]),
+        row["policy"],
+        -row["budget_fraction"],
+        compaction_order(row),
+        str(row.get("positions")),
+        row.get("forks") or 0,
+        str(row.get("seed")).rjust(20),
+        str(row.get("run_id")),
+    )
+
+
+def compaction_order(row: AnyRow) -> tuple[Any, ...]:
+    """Key that sorts by algorithm, then by unit."""
+    algorithm, unit = row.get("compaction"), row.get("compaction_unit")
+    return _place(COMPACTIONS, str(algorithm)), _place(UNITS, str(unit))
+
+
+def _place(known: Sequence[str], name: str) -> tuple[int, str]:
+    return known.index(name) if name in known else len(known), name
 
 
 def _pair_order(sets: str, scope: str) -> tuple[Any, ...]:
     return finer(sets, scope), FINENESS.get(sets, 9), FINENESS.get(scope, 9), sets, scope
-
-
-def _order(row: AnyRow) -> tuple[Any, ...]:
-    return (
-        _granularity_order(row["granularity"]),
-        _pair_order(row["sets"], row["scope"]),
-        row["policy"],
-        -row["budget_fraction"],
-        str(row.get("seed")).rjust(20),
-        str(row.get("run_id")),
-    )

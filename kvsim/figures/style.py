@@ -239,9 +239,10 @@ def series(axes: Axes, points: Sequence[_rows.Point], look: Look, **line: Any) -
     if any(point.y_low < point.y_high for point in points):
         low, high = [point.y_low for point in points], [point.y_high for point in points]
         axes.fill_between(xs, low, high, color=look.color, alpha=0.2, linewidth=0, zorder=2)
-    for point in points:
-        if point.x_low < point.x_high:
-            axes.plot([point.x_low, point.x_high], [point.y] * 2, color=look.color, linewidth=0.5)
+    wide = [point for point in points if point.x_low < point.x_high]
+    if wide:
+        lows, highs = [point.x_low for point in wide], [point.x_high for point in wide]
+        axes.hlines([p.y for p in wide], lows, highs, color=look.color, linewidth=0.5)
     style = {"color": look.color, "marker": look.marker, "markerfacecolor": "white", "zorder": 3}
     axes.plot(xs, [point.y for point in points], **{**style, **line})
 

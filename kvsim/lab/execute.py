@@ -25,9 +25,8 @@ import numpy as np
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
-from kvsim.lab.run import Maps, failed_row, run
+from kvsim.lab.run import Maps, check, failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
-from kvsim.lab.setup import check
 from kvsim.lab.warm import warm
 from kvsim.paging import MODEL_VERSION
 
@@ -71,8 +70,7 @@ def _timed(scenario: Scenario) -> _Done | _Refusal:
         row = run(scenario, maps)
     except KvsimError as error:
         return _Refusal(error)
-    except (Exception, SystemExit) as error:
-        # A policy file may call sys.exit; that must end neither a worker nor the sweep.
+    except Exception as error:
         row = failed_row(scenario, error)
     return _Done(row, maps, time.perf_counter() - start)
 

@@ -63,7 +63,7 @@ def _check_value(key: str, value: Any, spec: Any, source: str) -> Any:
         value = float(value)
     if type(value) is not wanted:
         raise ScenarioError(
-            f"{source}: {key} must be {wanted.__name__}, not {type(value).__name__} ({value!r})"
+            f"{source}: {key} must be {wanted.__name__}, not {type(value).__name__} ({value!r:.60})"
         )
     choices = spec.metadata.get("choices")
     if choices and value not in choices:
@@ -96,6 +96,8 @@ def check_key(key: str, source: str) -> None:
         leaf = key.rsplit(".", 1)[-1]
         near = [name for name in known if name.rsplit(".", 1)[-1] == leaf][:1]
     hint = f"; the nearest valid key is {near[0]}" if near else ""
+    if key in ("axes", "grid"):
+        hint = "; it belongs to a sweep, which kvsim sweep runs"
     raise ScenarioError(f"{source}: unknown key {key}{hint}")
 
 
@@ -148,7 +150,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ScenarioError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Beside syntax errors: an integer of thousands of digits, and brackets as deep.
         raise ScenarioError(f"{path}: {error}") from None
 
 
@@ -185,7 +188,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ScenarioError(f"--set {text}: key=value is needed")
     try:
         value, *more = tomllib.loads(f"value = {raw.strip()}").values()
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value, more = raw.strip(), []
     if more:
         raise ScenarioError(f"--set {text}: one key and value are needed")

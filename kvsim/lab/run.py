@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from kvsim.errors import CeilingExceeded, Infeasible, KvsimError, NotApplicable
+from kvsim.errors import CeilingExceeded, Infeasible, KvsimError, NotApplicable, PolicyError
 from kvsim.eviction import EvictionLoop
 from kvsim.lab import row, setup
 from kvsim.lab.identity import run_id
@@ -15,6 +17,28 @@ from kvsim.layout import load_layout
 from kvsim.policies import build, short_name
 
 Maps = dict[str, np.ndarray]
+
+
+@contextmanager
+def _no_exit(scenario: Scenario) -> Iterator[None]:
+    """Refuse a policy file that calls sys.exit, which would end kvsim without a word."""
+    try:
+        yield
+    except SystemExit as leaving:
+        name = short_name(scenario.policy.name)
+        raise PolicyError(f"policy {name}: it ends the program ({leaving.code!r})") from None
+
+
+def check(scenario: Scenario) -> None:
+    """Refuse what `run` would refuse before the first token, so that a sweep need not begin.
+
+    Raises
+    ------
+    KvsimError
+        If the scenario, a file that it names or its policy cannot be used.
+    """
+    with _no_exit(scenario):
+        setup.understand(scenario)
 
 
 def _keep(maps: Maps, stage: str, loop: EvictionLoop) -> None:
@@ -71,18 +95,18 @@ def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
         meet its own terms is no error but a row whose outcome says so.
     """
     maps = {} if maps is None else maps
-    parts = setup.understand(scenario)
-    head = _head(scenario, parts.whole.name)
-    try:
-        setup.applicable(scenario, parts.policy)
-        measured: dict[str, Any] = _measure(scenario, parts, maps)
-        outcome, reason = "completed", ""
-    except (Infeasible, CeilingExceeded) as refusal:
-        measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
-    except NotApplicable as refusal:
-        measured, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
-    if outcome == "completed":
-        measured["page_map"] = map_name(head["run_id"]) if maps else None
+    with _no_exit(scenario):
+        parts = setup.understand(scenario)
+        head = _head(scenario, parts.whole.name)
+        try:
+            setup.applicable(scenario, parts.policy)
+            measured: dict[str, Any] = _measure(scenario, parts, maps)
+            outcome, reason = "completed", ""
+            measured["page_map"] = map_name(head["run_id"]) if maps else None
+        except (Infeasible, CeilingExceeded) as refusal:
+            measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
+        except NotApplicable as refusal:
+            measured, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
     return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
 
 

@@ -134,17 +134,6 @@ def understand(scenario: Scenario) -> Parts:
     return Parts(policy, whole, layout, shape, unit_shape, _ceiling(scenario, shape))
 
 
-def check(scenario: Scenario) -> None:
-    """Refuse what `run` would refuse before the first token, so that a sweep need not begin.
-
-    Raises
-    ------
-    KvsimError
-        If the scenario, a file that it names or its policy cannot be used.
-    """
-    understand(scenario)
-
-
 def applicable(scenario: Scenario, policy: Policy) -> None:
     """Raise NotApplicable, naming the reason, where a policy cannot be run like this."""
     name = short_name(scenario.policy.name)

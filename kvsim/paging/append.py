@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.jit import kernel
 from kvsim.paging.moves import copy_on_write, refuse_or_grow
 from kvsim.paging.pool import allocate
 from kvsim.paging.segments import missing, reserve

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.jit import kernel
 from kvsim.paging.moves import refuse_or_grow
 from kvsim.paging.pool import let_go
 from kvsim.paging.segments import copy_segment, give_back, missing, reserve

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.jit import kernel
 from kvsim.paging.moves import plan_move, rows_of
 from kvsim.paging.pool import allocate, let_go
 

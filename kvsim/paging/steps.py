@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.append import append
 from kvsim.paging.eviction import evict
-from kvsim.paging.jit import kernel
 from kvsim.paging.pool import allocate
 
 NO_EVICTION = 0

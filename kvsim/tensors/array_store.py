@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.errors import LedgerError
+from kvsim.jit import kernel
 from kvsim.paging import Geometry
 from kvsim.paging import fields as f
-from kvsim.paging.jit import kernel
 
 PLANES = ("k", "v")
 

@@ -6,18 +6,12 @@ in float32, none is fused (no fastmath), and the order of the operations is the 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import numpy as np
 
-_numba: Any = importlib.import_module("numba")
+from kvsim.jit import kernel
 
 
-_compiled = _numba.njit(cache=True, nogil=True, error_model="numpy")
-
-
-@_compiled
+@kernel
 def _fetch(values: np.ndarray, columns: np.ndarray, out: np.ndarray) -> None:
     """Copy these columns; a run of neighbours in one piece."""
     first, last = columns[0], columns[columns.size - 1]
@@ -28,7 +22,7 @@ def _fetch(values: np.ndarray, columns: np.ndarray, out: np.ndarray) -> None:
         out[i] = values[np.uint64(columns[i])]
 
 
-@_compiled
+@kernel
 def _mix(
     flat: np.float32,
     short: np.float32,
@@ -43,7 +37,7 @@ def _mix(
         out[i] = ((short * steep[i] + long * slow[i]) + flat) * weight[i]
 
 
-@_compiled
+@kernel
 def attend(
     columns: np.ndarray,
     bounds: np.ndarray,

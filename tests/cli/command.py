@@ -94,7 +94,10 @@ def quick(*words: object, cwd: Path, before: Callable[[], Any] = lambda: None) -
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 # pytest has put its own streams there, which go to its own files.
-                sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8") for n in (1, 2))
+                sys.stdout, sys.stderr = (
+                    os.fdopen(n, "w", encoding="utf-8", errors=errors)
+                    for n, errors in ((1, "strict"), (2, "backslashreplace"))
+                )
                 before()
                 try:
                     app([str(word) for word in words], prog_name="kvsim")

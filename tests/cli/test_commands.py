@@ -182,6 +182,7 @@ def test_a_sweep_of_other_runs_shares_the_folder_and_reports_its_own_rows(tmp_pa
     assert len(lines(tmp_path / "out")) == 4
 
 
+@pytest.mark.nightly
 def test_a_sweep_draws_its_figures_inside_its_folder(tmp_path):
     path = sweep_of(tmp_path, 'policy.name = ["h2o", "random"]', "budget.fraction = [0.5, 0.25]")
     answer = quick("sweep", path, "--out", "out", "--jobs", 1, "--json", cwd=tmp_path)
@@ -256,3 +257,12 @@ def test_the_table_shows_names_with_brackets_and_colons_as_they_are(tmp_path):
     odd = policy(tmp_path, "return -view.positions", "my[b]:key:")
     answer = good(quick("run", "scenario.toml", "--policy", odd, cwd=tmp_path))
     assert "my[b]:key:" in answer.out
+
+
+def test_a_folder_with_an_undecodable_name_and_an_ascii_terminal_are_served(tmp_path):
+    """File names are bytes; Python keeps odd ones as lone surrogates, which UTF-8 refuses."""
+    path = sweep_of(tmp_path, "seed = [1]")
+    words = ("sweep", path, "--jobs", 1, "--no-figures", "--out", "odd-\udce9")
+    assert json.loads(good(quick(*words, "--json", cwd=tmp_path)).out)["out"] == "odd-\udce9"
+    answer = kvsim("sweep", path, "--no-figures", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (answer.code, answer.err) == (0, "")

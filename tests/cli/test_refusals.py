@@ -34,6 +34,7 @@ SCORES = {
     "raises": ("return 1 / 0", ("score raised ZeroDivisionError",)),
     "nan": ("return view.positions * float('nan')", ("not finite",)),
     "inf": ("return view.positions - float('inf')", ("not finite",)),
+    "exits": ("raise SystemExit(3)", ("it ends the program (3)",)),
     "short": ("return view.positions[1:]", ("shape (63,)", "(2, 2, 64)")),
     "deep": ("return view.attention.last[None]", ("shape (1, 2, 2, 64)",)),
     "none": ("return None", ("must be numbers",)),
@@ -48,6 +49,7 @@ SCORES = {
 FILES = {
     "syntax": ("x = 1\n\ndef score(:\n", ("bad.py:3: invalid syntax",)),
     "raising": ("raise OSError('no\\nway')", ("bad.py: OSError: no way",)),
+    "exiting": ("raise SystemExit", ("policy bad: it ends the program (None)",)),
     "empty": ("", ("bad.py: one policy class is needed, 0 are defined",)),
     "import": ("import nothing_of_that_name", ("bad.py: ModuleNotFoundError",)),
     "plain": (
@@ -156,6 +158,8 @@ def test_a_bad_file_is_named_with_its_key_or_line(done):
         ("seed = 'x'\n", ("bad.toml", "seed must be int, not str")),
         ("seed = 1\npages.tokens = \n", ("bad.toml", "line 2")),
         ("seed = 1\nseed = 2\n", ("bad.toml", "line 2")),
+        ("seed = " + "9" * 5000, ("bad.toml", "digits")),
+        ("seed = " + "[" * 5000 + "]" * 5000, ("bad.toml", "recursion")),
     ):
         (done / "bad.toml").write_text(text)
         before = contents(done / "out")

@@ -25,10 +25,22 @@ FLOWS = {
 def agree(step):
     """Assert that the ledger of a Lockstep equals its oracles, and that its own check passes."""
     step.ledger.check()
+    step.pages.settle(queue_of(step.ledger))
     agree_counts(step.ledger, step.pages)
     for sequence in step.sequences():
         agree_tables(step, sequence)
         agree_rows(step, sequence)
+
+
+def queue_of(ledger):
+    """Walk a ledger's queue from its head; a loop would be longer than the pool."""
+    links = ledger._arrays.pages[f.NEXT].tolist()
+    sentinel, queue = len(links) - 1, []
+    page = links[sentinel]
+    while page != sentinel and len(queue) < sentinel:
+        queue.append(page)
+        page = links[page]
+    return queue
 
 
 def agree_counts(ledger, pages):

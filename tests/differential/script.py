@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections import Counter
 
 from differential.cases import CASES, PAGE_TOKENS, SHAPES, victims_of
@@ -24,8 +25,8 @@ def play(step, verbs, seed):
             continue
         sequence = draw.choice(open_now)
         verb = draw.choices(
-            ("open", "append", "advance", "fork", "evict", "free", "end"),
-            (1 if len(open_now) < 8 else 0, 6, 2, 2 if len(open_now) < 8 else 0, 6, 1, 1),
+            ("open", "append", "advance", "fork", "evict", "badly", "free", "end"),
+            (1 if len(open_now) < 8 else 0, 6, 2, 2 if len(open_now) < 8 else 0, 6, 1, 1, 1),
         )[0]
         if verb == "open":
             step.open()
@@ -50,6 +51,11 @@ def play(step, verbs, seed):
                 for which in range(step.sets)
             ]
             step.evict(sequence, victims, shape)
+        elif verb == "badly":
+            # Good victims in every list, and in the last one its first victim twice, or none.
+            victims = [step.retained(sequence, which)[:3] for which in range(step.sets)]
+            victims[-1] = [*victims[-1], *(victims[-1][:1] or [-1])]
+            step.evict_badly(sequence, victims)
         elif verb == "free":
             step.free(sequence)
         else:
@@ -74,4 +80,4 @@ def play_all(verbs, seed, rows=True):
 
 
 if __name__ == "__main__":
-    print(play_all(30, 7)[0])
+    print(play_all(int(sys.argv[1]), int(sys.argv[2]))[0])

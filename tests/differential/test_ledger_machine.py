@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, event, seed, settings
+from hypothesis import HealthCheck, Phase, event, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -151,9 +151,8 @@ class Machine(RuleBasedStateMachine):
             self.step.end_step()
 
 
-def run(examples, steps, number=None, **options):
-    """Run the machine; return in how many examples each path was reached."""
-    reached = Counter()
+def run(examples, steps, reached, number=None, **options):
+    """Run the machine; count in `reached` how many examples came along each path."""
 
     def machine():
         return Machine(reached)
@@ -167,29 +166,42 @@ def run(examples, steps, number=None, **options):
             **options,
         ),
     )
-    return reached
 
 
 @cache
 def daily():
-    """Run once for both tests.
+    """Run once for both tests; return (paths reached, what went wrong or None).
 
     After some ten examples Hypothesis goes on to vary those that it has; short runs with seeds of
-    their own give examples that have nothing in common.
+    their own give examples that have nothing in common. Shrinking a failure takes minutes, so it
+    is done only when asked for: `pytest --hypothesis-profile shrink`.
     """
-    return sum((run(10, 30, number) for number in range(8)), Counter())
+    shrink = settings.get_current_profile_name() == "shrink"
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    reached = Counter()
+    try:
+        for number in range(6):
+            run(10, 30, reached, number, phases=phases)
+    except Exception as error:
+        return reached, error
+    return reached, None
 
 
 def test_ledger_equals_its_oracles():
     """Whatever the verbs, rows, tables, counters, census and floors are the oracles'."""
-    assert daily()["examples"] >= 80
+    reached, error = daily()
+    if error is not None:
+        raise error
+    assert reached["examples"] >= 60
 
 
 def test_machine_reaches_every_path():
     """A machine that never shares, refuses or copies would pass with any bug in there."""
-    reached = Counter(daily())
-    examples = reached.pop("examples")
-    assert set(reached) <= {*MINIMUM, "open"}, "a path has no stated minimum"
+    reached, error = daily()
+    if error is not None:
+        pytest.skip("the run ended early: see test_ledger_equals_its_oracles")
+    examples = reached["examples"]
+    assert set(reached) <= {*MINIMUM, "open", "examples"}, "a path has no stated minimum"
     short = {
         path: f"{reached[path]} of {examples} examples, {least}% wanted"
         for path, least in MINIMUM.items()
@@ -201,4 +213,4 @@ def test_machine_reaches_every_path():
 @pytest.mark.nightly
 def test_ledger_equals_its_oracles_for_long():
     """The same with other verbs every night; the blob that a failure prints repeats it."""
-    run(3000, 60, derandomize=False)
+    run(3000, 60, Counter(), derandomize=False)

@@ -188,7 +188,7 @@ def test_a_policy_that_its_own_definition_rules_out_is_not_applicable(opposite):
 def test_a_signal_that_a_recording_lacks_is_not_applicable(opposite, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(
-        '"""A policy."""\nfrom dataclasses import dataclass\n\nfrom kvsim.policies import Policy\n\n\n'
+        "from dataclasses import dataclass\n\nfrom kvsim.policies import Policy\n\n\n"
         "@dataclass(frozen=True)\nclass Mine(Policy):\n    signals = ('hidden',)\n"
     )
     row = row_of(opposite, policy__name=str(mine))

@@ -70,6 +70,34 @@ def test_protection_counts_tokens_appended_since():
     assert kept(loop, sequence) == [[0, 3, 4]]
 
 
+def test_the_newest_tokens_are_those_appended_last_and_not_those_left():
+    loop = loops.make(tokens=3)
+    sequence = filled(loop, [[[9, 8, 1, 7, 0]]])
+    loop.evict(sequence)
+    assert kept(loop, sequence) == [[0, 1, 3]]
+    # Token 4 was the newest and is gone; of the two newest, token 3 alone is left to protect.
+    loop.rules = loops.rules(tokens=1, protect_recent=2)
+    loop.evict(sequence)
+    assert kept(loop, sequence) == [[3]]
+    loop.rules = loops.rules(tokens=1, protect_recent=1)
+    loop.append(sequence, 0)
+    loop.evict(sequence)
+    assert kept(loop, sequence) == [[3]]
+
+
+def test_page_completion_takes_its_share_of_what_was_appended():
+    # Eight tokens in four pages; the first eviction leaves one token in each of three.
+    loop = loops.make(page_tokens=2, tokens=3)
+    sequence = filled(loop, [[[9, 0, 8, 0, 7, 0, 0, 0]]])
+    loop.evict(sequence)
+    assert kept(loop, sequence) == [[0, 2, 4]]
+    # Half of four pages are two. Half of the two that could hold what is left would be one.
+    loop.rules = loops.rules(granularity="page_completion", fraction=0.5)
+    loop.evict(sequence)
+    assert kept(loop, sequence) == [[2, 4]]
+    assert loop.ledger.held_pages == 2
+
+
 def test_a_policys_own_protection_joins_the_rules():
     loop = loops.make(tokens=4, protect_recent=1, policy=build("streaming_llm", {"n_sink": 2}))
     sequence = filled(loop, [[[0] * 8]])
@@ -265,14 +293,14 @@ def stories(draw):
     Counts are drawn from lists that begin with what evicts most: Hypothesis prefers the first.
     """
     rounds = []
-    for _ in range(draw(st.integers(1, 4))):
+    for _ in range(draw(st.integers(2, 5))):
         rounds.append(
             {
                 "append": draw(st.sampled_from([14, 9, 5, 1, 0])),
                 "fork": draw(st.sampled_from([False, False, True])),
                 "tokens": draw(st.sampled_from([4, 8, 2, 12, 1])),
                 "granularity": draw(
-                    st.sampled_from(["token", "window", "page", "page_completion"])
+                    st.sampled_from(["page_completion", "token", "window", "page"])
                 ),
                 "window_tokens": draw(st.integers(1, 5)),
                 "protect_recent": draw(st.integers(0, 4)),

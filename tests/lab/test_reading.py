@@ -139,6 +139,18 @@ def test_an_override_that_is_no_key_and_value_is_refused(tmp_path, pair):
     assert f"--set {pair}" in refused(tmp_path, "", pair)
 
 
+def test_a_sweep_given_as_a_scenario_is_told_where_it_belongs(tmp_path):
+    said = refused(tmp_path, "seed = 1\n[[axes]]\nseed = [1]\n")
+    assert said.endswith("unknown key axes; it belongs to a sweep, which kvsim sweep runs")
+
+
+def test_a_value_of_thousands_of_digits_or_brackets_is_refused_in_a_short_line(tmp_path):
+    for value in ("9" * 5000, "[" * 5000 + "]" * 5000, "x" * 5000):
+        with pytest.raises(ScenarioError) as caught:
+            load(tmp_path, "", f"seed={value}")
+        assert len(str(caught.value)) < 200
+
+
 def test_an_override_cannot_smuggle_in_a_second_key(tmp_path):
     """The value is read as TOML, where a line break begins another key."""
     with pytest.raises(ScenarioError):

@@ -1,9 +1,8 @@
 """The pages oracle: a pool of page objects, and block tables as lists of page or None.
 
 Written from the rules of the design and not from the kernels. Stocks are recomputed from the
-tables at every question; only flows are added up. Where the design leaves an order open, this
-oracle states it: tables act in the order of their scope units, sets in the order of their
-numbers, slots ascending; a sequence that ends lets go of its last page first.
+tables at every question; only flows are added up. The design does not say in which order the
+pages that one verb frees join the queue: `settle` takes any, and unit tests state it.
 """
 
 from __future__ import annotations
@@ -89,6 +88,7 @@ class Pages:
         self.order = order
         self.tables = {}
         self.queue = []
+        self.just_freed = []
         self.supplied = 0
         self.families = 0
         self.flows = dict.fromkeys(FLOWS, 0)
@@ -110,7 +110,22 @@ class Pages:
         page.references -= 1
         if page.references == 0:
             self.flows[flow] += 1
-            self.queue.insert(0 if self.order == "lifo" else len(self.queue), page.number)
+            self.just_freed.append(page.number)
+
+    def settle(self, queue):
+        """Let the pages that the last verb freed join the queue, in the order that `queue` has.
+
+        Raises AssertionError unless `queue` is the old one with exactly these pages at its end,
+        or under `lifo` at its head.
+        """
+        count = len(self.just_freed)
+        if self.order == "lifo":
+            freed, rest = queue[:count], queue[count:]
+        else:
+            freed, rest = queue[len(queue) - count :], queue[: len(queue) - count]
+        assert sorted(freed) == sorted(self.just_freed)
+        assert rest == self.queue
+        self.queue, self.just_freed = list(queue), []
 
     # Verbs
 

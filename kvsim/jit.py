@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOMS = ("paging", "engine")
+ROOMS = ("paging", "tensors", "workload", "engine")
 
 
 def _sources_hash() -> str:
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parent
     digest = hashlib.sha256()
     for room in ROOMS:
         for source in sorted((package / room).rglob("*.py")):
