@@ -7,17 +7,16 @@ raises and leaves every array as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
-from kvsim.errors import CeilingExceeded, LedgerError, VictimError
+from kvsim.errors import LedgerError, VictimError
 from kvsim.paging import append, compaction, eviction, lifecycle, steps
 from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
+from kvsim.paging.calls import BadVictim, Calls
 from kvsim.paging.geometry import Geometry
 from kvsim.paging.ordering import ALGORITHMS, Order
-from kvsim.paging.readings import Readings
 from kvsim.paging.recount import recount
 from kvsim.paging.store import CountingStore, Store
 
@@ -26,7 +25,7 @@ UNLIMITED = 2**31 - 2
 NOWHERE = np.empty((0, 0), np.int64)
 
 
-class Ledger(Readings):
+class Ledger(Calls):
     """Block tables of many sequences over one refcounted pool of pages.
 
     Parameters
@@ -262,12 +261,12 @@ class Ledger(Readings):
             raise VictimError(f"{self.geometry.sets} victim lists are needed, not {len(lists)}")
         try:
             self._evict(sequence, lists)
-        except _BadVictim:
+        except BadVictim:
             # The kernel wants ascending lists. Most are, so they are sorted only when it balks.
             lists = [np.sort(slots) for slots in lists]
             try:
                 self._evict(sequence, lists)
-            except _BadVictim as refusal:
+            except BadVictim as refusal:
                 which, slot = refusal.locate(lists)
                 raise VictimError(
                     f"set {which} of sequence {sequence} does not retain slot {slot}, "
@@ -345,79 +344,3 @@ class Ledger(Readings):
     def check(self) -> None:
         """Recount everything from the raw tables; raise LedgerError on the first mismatch."""
         recount(self._arrays, self.geometry)
-
-    # How a kernel is called
-
-    def _call(self, verb: str, function: Any, *arguments: Any) -> None:
-        scalars = self._scalars
-        while True:
-            answer = function(self._arrays, *arguments)
-            if answer in (f.OK, f.POLICY_DUE):
-                break
-            need = int(scalars[f.NEED])
-            what = int(scalars[f.GROW_WHAT])
-            scalars[f.NEED] = scalars[f.GROW_WHAT] = 0
-            if answer == f.CEILING_HIT:
-                self._flush()
-                raise CeilingExceeded(verb, need, self.free_pages)
-            if answer == f.BAD_VICTIM:
-                raise _BadVictim(need)
-            self._flush()
-            self._arrays = memory.grown(self._arrays, what, need)
-            if what == f.GROW_PAGES:
-                self.store.resize(int(scalars[f.PAGES]))
-        self._flush()
-
-    def _flush(self) -> None:
-        moves = int(self._scalars[f.PLAN])
-        if moves:
-            self.store.apply(self._arrays.plan[:, :moves])
-            self._scalars[f.PLAN] = 0
-
-    def _taken_number(self) -> int:
-        number = int(self._scalars[f.MEMBER])
-        self._scalars[f.MEMBER] = 0
-        return number
-
-    def _check_open(self, sequence: int) -> None:
-        tables = self._arrays.tables
-        row = sequence * self._units
-        if not 0 <= row < tables.shape[0] or tables[row, f.SEQUENCE] != sequence:
-            raise LedgerError(f"sequence {sequence} is not open")
-
-    def _check_batch(self, sequences: np.ndarray) -> None:
-        tables = self._arrays.tables
-        rows = sequences * self._units
-        if sequences.size and not (
-            sequences.min() >= 0
-            and rows.max() < tables.shape[0]
-            and (tables[rows, f.SEQUENCE] == sequences).all()
-        ):
-            raise LedgerError("a sequence of the batch is not open")
-
-    def _scratch(self) -> np.ndarray:
-        """Return room for one number a position, where positions are ranked at all."""
-        if self.ordering.compaction == "none" and not self._arrays.position.shape[0]:
-            return NOWHERE[0:0].ravel()
-        tables = self._arrays.tables
-        size = int(tables[:, f.CURSOR].max())
-        if self._arrays.position.shape[0]:
-            size = max(size, int(tables[:, f.NEXT_POSITION :].max()))
-        return np.empty(size + 1, np.int64)
-
-
-class _BadVictim(Exception):
-    """A kernel's answer on its way to a message that names the victim."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        super().__init__(index)
-
-    def locate(self, lists: list[np.ndarray]) -> tuple[int, int]:
-        """Return the set and the slot that the index speaks of."""
-        index = self.index
-        for which, slots in enumerate(lists):
-            if index < slots.size:
-                return which, int(slots[index])
-            index -= slots.size
-        raise IndexError(self.index)

@@ -1,0 +1,93 @@
+"""How a ledger calls its kernels: growing arrays, handing plans to the store, naming refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import CeilingExceeded, LedgerError
+from kvsim.paging import arrays as memory
+from kvsim.paging import fields as f
+from kvsim.paging.readings import Readings
+from kvsim.paging.store import Store
+
+
+class BadVictim(Exception):
+    """A kernel's answer on its way to a message that names the victim."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        super().__init__(index)
+
+    def locate(self, lists: list[np.ndarray]) -> tuple[int, int]:
+        """Return the set and the slot that the index speaks of."""
+        index = self.index
+        for which, slots in enumerate(lists):
+            if index < slots.size:
+                return which, int(slots[index])
+            index -= slots.size
+        raise IndexError(self.index)
+
+
+class Calls(Readings):
+    """The plumbing between a ledger's verbs and the kernels."""
+
+    store: Store
+
+    def _call(self, verb: str, function: Any, *arguments: Any) -> None:
+        scalars = self._scalars
+        while True:
+            answer = function(self._arrays, *arguments)
+            if answer in (f.OK, f.POLICY_DUE):
+                break
+            need = int(scalars[f.NEED])
+            what = int(scalars[f.GROW_WHAT])
+            scalars[f.NEED] = scalars[f.GROW_WHAT] = 0
+            if answer == f.CEILING_HIT:
+                self._flush()
+                raise CeilingExceeded(verb, need, self.free_pages)
+            if answer == f.BAD_VICTIM:
+                raise BadVictim(need)
+            self._flush()
+            self._arrays = memory.grown(self._arrays, what, need)
+            if what == f.GROW_PAGES:
+                self.store.resize(int(scalars[f.PAGES]))
+        self._flush()
+
+    def _flush(self) -> None:
+        moves = int(self._scalars[f.PLAN])
+        if moves:
+            self.store.apply(self._arrays.plan[:, :moves])
+            self._scalars[f.PLAN] = 0
+
+    def _taken_number(self) -> int:
+        number = int(self._scalars[f.MEMBER])
+        self._scalars[f.MEMBER] = 0
+        return number
+
+    def _check_open(self, sequence: int) -> None:
+        tables = self._arrays.tables
+        row = sequence * self._units
+        if not 0 <= row < tables.shape[0] or tables[row, f.SEQUENCE] != sequence:
+            raise LedgerError(f"sequence {sequence} is not open")
+
+    def _check_batch(self, sequences: np.ndarray) -> None:
+        tables = self._arrays.tables
+        rows = sequences * self._units
+        if sequences.size and not (
+            sequences.min() >= 0
+            and rows.max() < tables.shape[0]
+            and (tables[rows, f.SEQUENCE] == sequences).all()
+        ):
+            raise LedgerError("a sequence of the batch is not open")
+
+    def _scratch(self) -> np.ndarray:
+        """Return room for one number a position, where positions are ranked at all."""
+        if self.ordering.compaction == "none" and not self._arrays.position.shape[0]:
+            return np.empty(0, np.int64)
+        tables = self._arrays.tables
+        size = int(tables[:, f.CURSOR].max())
+        if self._arrays.position.shape[0]:
+            size = max(size, int(tables[:, f.NEXT_POSITION :].max()))
+        return np.empty(size + 1, np.int64)
