@@ -305,7 +305,8 @@ class EvictionLoop:
         """Return the share of the next query's attention that falls on what is retained.
 
         Per unit, summed over what that unit's own set retains, over its total, in float64;
-        averaged over units and sequences. None if some unit receives no attention at all.
+        averaged over units and sequences. None if some unit receives no attention at all, or a
+        number that no attention can be: a share of it would mean nothing.
         """
         shares = []
         unit_set = np.asarray(self.ledger.geometry.unit_set)
@@ -313,7 +314,7 @@ class EvictionLoop:
             row = state.signals.next_query(state.appended).astype(np.float64)
             row = row.reshape(-1, state.appended)
             total = row.sum(axis=1)
-            if not (total > 0).all():
+            if not (total > 0).all() or (row < 0).any():
                 return None
             kept = np.zeros((len(state.tokens), state.appended), np.bool_)
             for which, slots in enumerate(self._rows(sequence)[0]):

@@ -205,14 +205,13 @@ def x_title(figure: Figure, text: str, settings: str) -> None:
 
 def empty(axes: Axes) -> None:
     """Say that a panel has nothing to show, which blank space would leave open."""
+    note(axes, "no completed\nrow")
+
+
+def note(axes: Axes, text: str) -> None:
+    """Say something in the middle of a panel where nothing is drawn."""
     axes.text(
-        0.5,
-        0.5,
-        "no completed\nrow",
-        transform=axes.transAxes,
-        va="center",
-        ha="center",
-        color="#767676",
+        0.5, 0.5, text, transform=axes.transAxes, va="center", ha="center", color="#767676"
     )
 
 

@@ -29,7 +29,7 @@ class Trace:
         self.dense = []
         self.ends = []
         self.before_finish = []
-        engine = Engine(loop, requests, self._finish, clock)
+        engine = Engine(loop, requests, self._finish, clock=clock)
         sample = loop.end_step
 
         def end_step():
