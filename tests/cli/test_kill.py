@@ -139,7 +139,7 @@ def test_a_worker_that_is_killed_ends_the_sweep_with_one_line_and_not_in_a_wait(
     assert rows.read_bytes() == (whole / "whole" / "rows.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_interrupted_sweep_ends_at_once_with_one_line(whole, jobs):
     """Ctrl-C reaches the whole process group; workers must neither print nor stay."""
     out = f"interrupted-{jobs}"
@@ -175,6 +175,22 @@ def test_an_interrupt_reaches_idle_and_busy_workers_in_silence(whole):
     printed, err = child.communicate(timeout=30)
     assert (child.returncode, printed, err) == (130, "", "kvsim: interrupted\n")
     assert gone(workers, 3)
+
+
+def test_a_refusal_does_not_wait_for_the_long_run_beside_it(whole):
+    """Nor at the interpreter's end, which would wait for the workers of a pool left open."""
+    body = "import time; time.sleep(self.seconds); return view.positions * float('nan')"
+    text = policy(whole, body, "late").read_text()
+    parameter = "    seconds: int = 0\n    signals"
+    (whole / "late.py").write_text(text.replace("    signals", parameter))
+    (whole / "late.toml").write_text(
+        (whole / "scenario.toml").read_text()
+        + 'policy.name = "late.py"\n[[axes]]\npolicy.seconds = [0, 60]\n'
+    )
+    words = ("sweep", "late.toml", "--no-figures", "--out", "late", "--jobs", 2)
+    printed, err = start(*words, cwd=whole).communicate(timeout=30)
+    assert (printed, err.count("\n")) == ("", 1)
+    assert "policy late: scores contain a number that is not finite" in err
 
 
 def test_a_policy_that_ends_its_process_is_one_line_and_no_wait(whole):

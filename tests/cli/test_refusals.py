@@ -279,4 +279,8 @@ def test_a_run_beyond_memory_is_a_failed_row_and_the_sweep_goes_on(tmp_path):
     rows = [(tmp_path / f"out{jobs}" / "rows.jsonl").read_bytes() for jobs in (1, 2)]
     assert rows[0] == rows[1]
     assert b"MemoryError" in rows[0]
+    # A failed row is no result: it is dropped and run again, and stands once.
+    again = quick(*words, cwd=tmp_path).out
+    assert '"rows": 2, "run": 1, "skipped": 1, "failed": 1' in again
+    assert (tmp_path / "out2" / "rows.jsonl").read_bytes().count(b"\n") == 2
     assert os.fsencode(tmp_path) not in rows[0]

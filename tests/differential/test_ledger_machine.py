@@ -44,14 +44,17 @@ class Machine(RuleBasedStateMachine):
         self.reached.update([*self.paths, "examples"])
 
     @initialize(
-        case=st.sampled_from(CASES),
+        case=st.sampled_from((*CASES, *CASES[:1] * 2)),
         page_tokens=st.sampled_from((4, 3, 16, 2, 1)),
         ceiling=st.sampled_from((0, 0, 0, 12, 40)),
         order=st.sampled_from(("fifo", "lifo")),
         tokens=st.sampled_from((5, 9, 14, 23, 0)),
     )
     def begin(self, case, page_tokens, ceiling, order, tokens):
-        """Begin with some tokens, so that few examples spend their steps on an empty ledger."""
+        """Begin with some tokens, so that few examples spend their steps on an empty ledger.
+
+        The first case is drawn more often: `advance` has a way of its own for one plain table.
+        """
         self.step = Lockstep(case, page_tokens, ceiling, order, self.note)
         self.step.append(self.step.open(), tokens)
 

@@ -158,7 +158,8 @@ def test_advance_equals_repeated_append(page_tokens, geometry):
         child = ledger.fork(parent)
         ledger.evict(child, [np.array([1, 4])] * geometry.sets)
         ledger.open()
-    batch = np.array([1, 0, 2, 0])
+    # The parent first: it must copy the page that it still seems to have to itself.
+    batch = np.array([0, 1, 2, 0])
     ledgers[0].advance(batch, 90)
     for sequence in batch.tolist() * 90:
         ledgers[1].append(sequence, 1)
@@ -168,25 +169,27 @@ def test_advance_equals_repeated_append(page_tokens, geometry):
 
 
 @pytest.mark.parametrize("geometry", [single(), TWO_TABLES], ids=["1", "tables"])
-def test_advance_keeps_its_progress_at_the_ceiling(geometry):
-    """Progress lost at the ceiling, counted twice, or carried into the next batch."""
-    ledger, first = started(
-        3, page_tokens=2, geometry=geometry, ceiling_pages=4 * len(set(geometry.unit_scope))
-    )
+@pytest.mark.parametrize("full", [2, 3], ids=["full segment", "room in the segment"])
+def test_advance_keeps_its_progress_at_the_ceiling(geometry, full):
+    """Progress lost at the ceiling, counted twice, or carried on; or a shortcut past the ceiling.
+
+    Segments hold powers of two: a table of 3 pages has an entry to spare, one of 2 has none.
+    """
+    tables = geometry.scope_units
+    ledger, first = started(2 * full - 1, 2, geometry, ceiling_pages=(full + 2) * tables)
     second = ledger.open()
     ledger.append(second, 2)
-    # Slot 3 of the first and slots 2 and 3 of the second fit; at its slot 4 the first is refused.
-    need = len(set(geometry.unit_scope))
+    # The first fills its page and the second opens another; then the first is refused its next.
     with pytest.raises(CeilingExceeded) as refusal:
         ledger.advance(np.array([first, second]), 5)
-    assert (refusal.value.needed_pages, refusal.value.free_pages) == (need, 0)
-    assert [ledger.cursor(s) for s in (first, second)] == [4, 3]
-    assert ledger.total(f.APPENDED_TOTAL) == 7 * need
+    assert (refusal.value.needed_pages, refusal.value.free_pages) == (tables, 0)
+    assert [ledger.cursor(s) for s in (first, second)] == [2 * full, 3]
+    assert ledger.total(f.APPENDED_TOTAL) == (2 * full + 3) * tables
     ledger.check()
     # The next batch starts at its own beginning.
     ledger.advance(np.array([second]), 1)
     assert ledger.cursor(second) == 4
-    refuse(ledger, need, 0, ledger.advance, np.array([second, first]), 1)
+    refuse(ledger, tables, 0, ledger.advance, np.array([first, second]), 1)
 
 
 def test_advance_of_nothing():
