@@ -30,6 +30,12 @@ class Written:
         self.scores = np.array(scores, np.float64)
         self.queries = np.array(self.scores if queries is None else queries, np.float64)
 
+    def extend(self, tokens: int) -> None:
+        """They are written for all tokens already."""
+
+    def fork(self, sequence: int) -> Written:
+        return self
+
     def observe(self, columns: np.ndarray) -> dict[str, Any]:
         return {"key_norms": self.scores[..., columns]}
 

@@ -1,6 +1,6 @@
 """The tables in README files: each is computed from the experiment that its comment names.
 
-    python tests/readme.py            # writes the tables anew
+python tests/readme.py            # writes the tables anew
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def write(name: str) -> None:
     """Write the tables of a README anew."""
     path = ROOT / name
     text = BLOCK.sub(
-        lambda m: f"<!-- table {m[1]} {m[2]} -->\n{table(m[1], json.loads(m[2]))}"
-        "<!-- end of table -->",
+        lambda m: (
+            f"<!-- table {m[1]} {m[2]} -->\n{table(m[1], json.loads(m[2]))}<!-- end of table -->"
+        ),
         path.read_text(encoding="utf-8"),
     )
     path.write_text(text, encoding="utf-8")

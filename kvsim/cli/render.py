@@ -114,7 +114,7 @@ def print_table(rows: Sequence[Row], total: int) -> None:
     fixed = [
         f"{heading} {show(rows[0])}"
         for index, (heading, show) in enumerate(COLUMNS)
-        if index not in keep and heading in SAID
+        if index not in keep and heading in SAID and show(rows[0]) != "none"
     ]
     head = f"{len(rows)} of {total} rows"
     table = Table(title=", ".join([head, *fixed]), title_justify="left", header_style="bold")

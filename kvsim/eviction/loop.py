@@ -38,6 +38,9 @@ class EvictionLoop:
         Rows of new tokens, if the ledger's store is to hold any.
     observe : callable
         Called with "before", "evicted" and "after" around each eviction and its compaction.
+    leaps : bool
+        Whether the kernel may take many decode steps in one call; without, `end_step` is called
+        after each, with the same results.
 
     Attributes
     ----------
@@ -58,6 +61,7 @@ class EvictionLoop:
         rng: np.random.Generator,
         row_source: RowSource | None = None,
         observe: Callable[[str], None] = lambda stage: None,
+        leaps: bool = True,
     ) -> None:
         self.ledger = ledger
         self.dense = dense
@@ -69,6 +73,7 @@ class EvictionLoop:
         self.rng = rng
         self.row_source = row_source
         self.observe = observe
+        self.leaps = leaps
         self.tracked: dict[int, Tracked] = {}
         self.refused_verbs_total = 0
         self._forks = 0
@@ -180,7 +185,8 @@ class EvictionLoop:
         int
             Steps taken, at least 1: a policy that Python has to score stops after each.
         """
-        kernel = self.row_source is None and (not evicts or self._oldest_first())
+        plain = self.leaps and self.row_source is None
+        kernel = plain and (not evicts or self._oldest_first())
         if not kernel:
             for sequence in sequences:
                 self.append(sequence, 1)

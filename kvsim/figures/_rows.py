@@ -284,8 +284,9 @@ def _distinct(name: str, rows: list[AnyRow]) -> list[AnyRow]:
     for row in rows:
         key = tuple(row.get(column) for column in IDENTITY if column != "run_id")
         first = found.setdefault(key, row)
-        if first != row:
-            differ = sorted(c for c in {*first, *row} if first.get(c) != row.get(c))
+        differ = sorted(c for c in {*first, *row} if first.get(c) != row.get(c))
+        # A run that also recorded its page map is the same run under another id.
+        if differ and differ != ["page_map", "run_id"]:
             raise FigureError(
                 f"{name} would mix rows {first.get('run_id')} and {row.get('run_id')}, which differ"
                 f" in {', '.join(differ)}: give it the rows of one setting"

@@ -8,13 +8,13 @@ pages. A run without such a partner cannot be placed and is left out; the captio
 
 A whisker reaches up to the packed floor of the run's unit: the most that its unit could recover. A
 point without one is on its floor, and the caption counts those. Slot and row coincide where sets
-are no finer than the scope: a dot in a ring. Thin lines join the budgets of one policy. Floors are read from the partner, because a compaction by row
-changes what whole slots could reach afterwards.
+are no finer than the scope: a dot in a ring. Thin lines join the budgets of one policy. Floors are
+read from the partner, because a compaction by row changes what whole slots could reach afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import FigureError
@@ -85,9 +85,7 @@ def _settings(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(column) for column in _rows.IDENTITY if column not in (*FREE, "run_id"))
 
 
-def _compared(
-    row: Mapping[str, Any], partner: Mapping[str, Any], left_out: int
-) -> dict[str, Any]:
+def _compared(row: Mapping[str, Any], partner: Mapping[str, Any], left_out: int) -> dict[str, Any]:
     floor = None
     if row["compaction"] != "none":
         floor = partner[FLOORS.get(row["compaction_unit"], FLOORS["slot"])]
@@ -137,7 +135,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
         style.row_label(axes[i][-1], f"{sets} sets,\n{scope} scope")
     for j, granularity in enumerate(columns):
         axes[0][j].set_title(granularity)
-    figure.supylabel("Recovered by compaction, share of dense pages")
+    figure.supylabel("Share of pages recovered")
     style.x_title(figure, "Bytes copied, MiB", _caption(data))
     handles: list[Any] = [
         Line2D([], [], color=look.color, linewidth=3.0, label=style.label(policy))

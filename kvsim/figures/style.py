@@ -24,7 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from kvsim.figures import _rows
 
@@ -149,7 +149,12 @@ def label(policy: str) -> str:
 
 
 def grid(
-    rows: int, columns: int, panel_in: float, x: Sequence[float], y: Sequence[float]
+    rows: int,
+    columns: int,
+    panel_in: float,
+    x: Sequence[float],
+    y: Sequence[float],
+    width: float | None = None,
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure of equal panels with the same axes, as wide as its columns need.
 
@@ -161,13 +166,15 @@ def grid(
         Height of a panel in inches.
     x, y : sequence of float
         Values that the axes must cover, besides a margin.
+    width : float, optional
+        Width of the figure in inches, where the number of columns does not decide it.
 
     Returns
     -------
     tuple of Figure and list of list of Axes
         ``axes[row][column]``.
     """
-    width = COLUMN_IN if columns <= 2 else PAGE_IN
+    width = width or (COLUMN_IN if columns <= 2 else PAGE_IN)
     engine = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
     figure = Figure(figsize=(width, rows * panel_in + OUTSIDE_IN), layout=engine)
     FigureCanvasAgg(figure)
@@ -191,6 +198,24 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def log_axis(axis: Any, values: Sequence[float], base: int) -> None:
+    """Make one axis of a panel logarithmic, over these values and a margin.
+
+    Values of which one is not positive leave it linear.
+    """
+    low, high = min(values), max(values)
+    if low <= 0:
+        return
+    margin = (high / low) ** 0.06 if high > low else 1.2
+    vertical = axis.axis_name == "y"
+    set_scale = axis.axes.set_yscale if vertical else axis.axes.set_xscale
+    set_scale("log", base=base)
+    (axis.axes.set_ylim if vertical else axis.axes.set_xlim)(low / margin, high * margin)
+    axis.set_major_locator(LogLocator(base, numticks=5))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
 def row_label(axes: Axes, text: str) -> None:
     """Name a row of panels at its right end, where no axis stands."""
     axes.text(1.04, 0.5, text, transform=axes.transAxes, rotation=270, va="center", ha="left")
@@ -210,9 +235,7 @@ def empty(axes: Axes) -> None:
 
 def note(axes: Axes, text: str) -> None:
     """Say something in the middle of a panel where nothing is drawn."""
-    axes.text(
-        0.5, 0.5, text, transform=axes.transAxes, va="center", ha="center", color="#767676"
-    )
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, va="center", ha="center", color="#767676")
 
 
 def ideal_line(axes: Axes) -> None:

@@ -54,7 +54,8 @@ def _module(name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise PolicyError(f"{name}:{error.lineno}: {error.msg}") from None
+        where = name if error.lineno is None else f"{name}:{error.lineno}"
+        raise PolicyError(f"{where}: {error.msg}") from None
     except Exception as error:
         raise PolicyError(f"{name}: {type(error).__name__}: {error}") from None
     return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -211,7 +212,7 @@ def test_a_folder_of_another_model_version_is_refused(tmp_path):
     manifest = tmp_path / "out" / "manifest.json"
     text = manifest.read_text()
     for new, says in (('"model_version": 99', "model version 99"), ("[", "not valid JSON")):
-        manifest.write_text(new if new == "[" else text.replace('"model_version": 1', new))
+        manifest.write_text(new if new == "[" else re.sub('"model_version": [0-9]+', new, text))
         before = contents(tmp_path / "out")
         refused(quick(*sweep, cwd=tmp_path), "manifest.json", says)
         assert contents(tmp_path / "out") == before

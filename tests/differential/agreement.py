@@ -79,14 +79,16 @@ def agree_tables(step, sequence):
 
 def agree_rows(step, sequence):
     """Assert equal sets, and that each unit's pages hold the contiguous oracle's rows in order."""
-    kept = [np.flatnonzero(step.ledger.retained(sequence, which)) for which in range(step.sets)]
-    for which, slots in enumerate(kept):
-        assert slots.tolist() == step.retained(sequence, which)
     for unit, scope in enumerate(step.unit_scope):
-        slots = kept[step.unit_set[unit]]
+        which = step.unit_set[unit]
+        slots, positions = step.ledger.rows(sequence, which, scope)
+        flags = step.ledger.retained(sequence, which, scope)
+        assert np.flatnonzero(flags).tolist() == sorted(slots.tolist())
+        assert slots.tolist() == step.retained(sequence, which)
         expected = step.cache.rows[sequence][unit]
-        # Under `keep`, a slot's place in its table is its position.
-        assert slots.tolist() == [position for position, _ in expected]
+        assert positions.tolist() == [position for position, _ in expected]
         if step.store is not None:
-            rows = step.store.rows[unit, step.physical(sequence, scope, slots)]
-            assert rows.tolist() == [row for _, row in expected]
+            step.agree_stored(unit, step.physical(sequence, scope, slots), expected)
+    for scope in step.pages.scopes:
+        following = step.cache.next_position(sequence, scope)
+        assert step.ledger.next_position(sequence, scope) == following

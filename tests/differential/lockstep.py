@@ -84,6 +84,8 @@ class Lockstep:
         while done < len(todo) and not self._must_refuse(todo[done], 1):
             self._append_to_oracles("advance", todo[done], self._new_rows(1))
             done += 1
+            if done % len(sequences) == 0:
+                self.pages.end_step()
         assert (refusal is None) == (done == len(todo)), "advance stopped at another place"
         if refusal is not None:
             self._check_refusal(refusal, todo[done], 1)
@@ -151,6 +153,10 @@ class Lockstep:
         pages = self.ledger.pages_of(sequence, scope)[slots // self.page_tokens]
         assert (pages >= 0).all(), "a retained slot lies behind a null entry"
         return pages * self.page_tokens + slots % self.page_tokens
+
+    def agree_stored(self, unit, slots, expected):
+        """Assert that physical slots hold the rows of `expected`, a list of (position, row)."""
+        assert self.store.rows[unit, slots].tolist() == [row for _, row in expected]
 
     # The inside
 

@@ -8,7 +8,7 @@ import pytest
 from loops import Written, kept
 
 from kvsim.engine import Clock, Engine, Request
-from kvsim.errors import CeilingExceeded, Infeasible
+from kvsim.errors import Infeasible
 from kvsim.paging import fields as f
 from kvsim.policies import build
 
@@ -25,6 +25,8 @@ class Trace:
 
     def __init__(self, loop, requests, clock=CLOCK):
         self.loop = loop
+        # Step by step, so that there is a trace to see.
+        loop.leaps = False
         self.held = []
         self.dense = []
         self.ends = []
@@ -183,13 +185,13 @@ def test_independent_sequences_share_nothing():
 
 def test_a_ceiling_is_met_inside_the_verb_whatever_an_eviction_would_leave():
     # Five pages are needed before half of them could be freed.
-    with pytest.raises(CeilingExceeded, match="append needs 5 pages and the ceiling leaves 4"):
+    with pytest.raises(Infeasible, match="append needs 5 pages and the ceiling leaves 4"):
         Trace(loops.make(ceiling_pages=4), [request(20)])
 
 
 def test_a_ceiling_is_met_by_a_decode_step():
     loop = loops.make(ceiling_pages=2, fraction=1.0)
-    with pytest.raises(CeilingExceeded, match="append needs 1 pages and the ceiling leaves 0"):
+    with pytest.raises(Infeasible, match="append needs 1 pages and the ceiling leaves 0"):
         Trace(loop, [request(7, 2)])
     # The step that fitted stands, and the refused verb changed nothing.
     assert loop.ledger.held_pages == 2
@@ -217,3 +219,25 @@ def test_a_run_is_a_function_of_its_inputs():
         return trace.held, trace.dense, trace.ends, trace.now, trace.before_finish
 
     assert story() == story()
+
+
+@pytest.mark.parametrize("ceiling", [0, 9])
+def test_a_leap_of_many_steps_ends_as_the_same_steps_one_by_one(ceiling):
+    def story(leaps):
+        loop = loops.make(tokens=12, ceiling_pages=ceiling)
+        loop.leaps = leaps
+        ends = []
+
+        def finish():
+            ledger = loop.ledger
+            ends.append([ledger.cursor(s) for s in loop.tracked] + [ledger.held_pages])
+            ends.append(
+                [ledger.total(field) for field in (f.COW_TOTAL, f.HELD_PEAK, f.FREED_TOTAL)]
+            )
+
+        engine = Engine(
+            loop, [request(10, 9, forks=1), request(6, 4, at=12_345)], finish, clock=CLOCK
+        )
+        return engine.run(), engine.steps, ends
+
+    assert story(True) == story(False)

@@ -33,6 +33,9 @@ def opposite(tmp_path):
     return {**tiny(tmp_path, made), "pages.tokens": 1, "selection.protect_recent": 0}
 
 
+NOTHING_LEFT = ", and nothing is left to evict"
+
+
 def test_a_row_by_hand(opposite):
     # Each head keeps two of six: tokens 0 and 1 here, 4 and 5 there. Rows are 16 bytes a head.
     row = row_of(opposite, selection__sets="head", budget__fraction=1 / 3)
@@ -62,7 +65,7 @@ def test_a_row_by_hand(opposite):
         "charged_fraction": (4 * 32 + 42) / (6 * 32),
         "retained_mass": (5 / 8 + 5 / 8) / 2,
         "copied_rows_total": 0,
-        "extra_pages_peak": 6,
+        "extra_pages_peak": 0,
         "steps": 1,
         "layers_counted": "1/1",
     }
@@ -153,7 +156,7 @@ def test_a_ceiling_that_the_prompt_does_not_fit_is_an_infeasible_row(opposite, k
     page = 1 if key.endswith("pages") else 32
     row = row_of(opposite, **{key: 5 * page})
     assert row["outcome"] == "infeasible"
-    assert row["outcome_reason"] == "append needs 6 pages and the ceiling leaves 5"
+    assert row["outcome_reason"] == "append needs 6 pages and the ceiling leaves 5" + NOTHING_LEFT
     row = row_of(opposite, **{key: 6 * page})
     assert row["outcome"] == "completed"
     assert row["held_pages"] == 3
@@ -161,7 +164,7 @@ def test_a_ceiling_that_the_prompt_does_not_fit_is_an_infeasible_row(opposite, k
 
 def test_a_ceiling_counts_the_pages_of_all_tables(opposite):
     row = row_of(opposite, pages__scope="head", pool__ceiling_pages=11)
-    assert row["outcome_reason"] == "append needs 12 pages and the ceiling leaves 11"
+    assert row["outcome_reason"] == "append needs 12 pages and the ceiling leaves 11" + NOTHING_LEFT
     assert row_of(opposite, pages__scope="head", pool__ceiling_pages=12)["held_pages"] == 6
 
 
@@ -169,7 +172,7 @@ def test_forks_of_one_prompt_fit_where_sequences_do_not(opposite):
     assert row_of(opposite, workload__forks=3, pool__ceiling_pages=6)["outcome"] == "completed"
     row = row_of(opposite, workload__sequences=2, pool__ceiling_pages=8)
     # The first sequence holds three after its eviction, and five are left for six.
-    assert row["outcome_reason"] == "append needs 6 pages and the ceiling leaves 5"
+    assert row["outcome_reason"] == "append needs 6 pages and the ceiling leaves 5" + NOTHING_LEFT
 
 
 def test_a_ceiling_below_one_page_is_a_mistake_and_no_row(opposite):

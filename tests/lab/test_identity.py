@@ -15,7 +15,7 @@ from recordings import arrays, scenario, tiny
 from kvsim.errors import KvsimError
 from kvsim.lab import identity
 from kvsim.lab.identity import run_id
-from kvsim.lab.scenario import PolicyChoice, Scenario
+from kvsim.lab.scenario import PolicyChoice, Scenario, Workload
 
 FLAT = Scenario().flat()
 POLICY = """
@@ -37,22 +37,45 @@ def changed(key: str) -> Scenario:
     old = getattr(part, leaf)
     # Files must exist, so these two have another real value.
     real = {"layout": "Llama-3.2-1B", "policy.name": "tova"}
-    new = real.get(key) or (old + "x" if isinstance(old, str) else old / 2 if old else 1)
-    part = dataclasses.replace(part, **{leaf: new})
+    if isinstance(old, bool):
+        other = not old
+    elif isinstance(old, int):
+        other = old + 1
+    else:
+        other = old + "x" if isinstance(old, str) else old / 2 or 0.25
+    part = dataclasses.replace(part, **{leaf: real.get(key, other)})
     return dataclasses.replace(Scenario(), **{section: part}) if section else part
 
 
 def test_the_key_depends_on_every_key_of_the_scenario():
     """Each change gives an id that no other change gives."""
-    keys = [key for key in FLAT if key != "workload.path"]
+    keys = [key for key in FLAT if key != "workload.path" and not key.startswith("process.")]
     ids = {key: run_id(changed(key)) for key in keys} | {"none": run_id(Scenario())}
-    assert len(set(ids.values())) == len(ids) >= 26
+    assert len(set(ids.values())) == len(ids) >= 32
+
+
+def test_the_process_counts_where_it_runs_and_the_path_where_it_is_read():
+    """A recording leaves nothing for the process to say, and the process reads no file."""
+    synthetic = Workload(kind="synthetic")
+    keys = [key for key in FLAT if key.startswith("process.")]
+    ids = {key: run_id(dataclasses.replace(changed(key), workload=synthetic)) for key in keys}
+    ids["none"] = run_id(Scenario(workload=synthetic))
+    assert len(set(ids.values())) == len(ids) >= 20
+    assert {run_id(changed(key)) for key in keys} == {run_id(Scenario())}
+    elsewhere = dataclasses.replace(synthetic, path="gone.npz")
+    assert run_id(Scenario(workload=elsewhere)) == ids["none"]
 
 
 def test_the_key_depends_on_names_and_values_of_the_policys_parameters():
-    choices = [(), (("a", 1),), (("b", 1),), (("a", 2),), (("a", "1"),), (("a", 1), ("b", 1))]
-    made = [Scenario(policy=PolicyChoice("h2o", parameters)) for parameters in choices]
+    choices = [("h2o", ()), ("snapkv", ()), ("snapkv", (("kernel", 3),))]
+    choices += [("streaming_llm", (("n_sink", count),)) for count in (0, 1)]
+    made = [Scenario(policy=PolicyChoice(*choice)) for choice in choices]
     assert len({run_id(each) for each in made}) == len(choices)
+
+
+def test_a_default_said_or_left_out_is_the_same_run():
+    said = Scenario(policy=PolicyChoice("snapkv", (("kernel", 5),)))
+    assert run_id(said) == run_id(Scenario(policy=PolicyChoice("snapkv")))
 
 
 def test_the_key_depends_on_the_ledgers_model_version(monkeypatch):
@@ -84,7 +107,10 @@ def test_a_copy_of_a_file_gives_the_same_key_and_one_changed_byte_another(tmp_pa
     shutil.copyfile(first, copy)
     assert run_id(scenario(keys | {key: str(copy)})) == before
     content = bytearray(copy.read_bytes())
-    content[len(content) // 2] ^= 1
+    if key == "policy.name":
+        content += b"\n"  # It must still be a policy.
+    else:
+        content[len(content) // 2] ^= 1
     copy.write_bytes(content)
     assert run_id(scenario(keys | {key: str(copy)})) != before
     assert run_id(scenario(keys)) == before
@@ -112,16 +138,16 @@ def test_the_same_bytes_are_another_run_under_another_key(tmp_path):
     keys = files(tmp_path)
     other = scenario(keys | {"policy.name": "h2o"})
     assert run_id(scenario(keys)) != run_id(other)
-    one, two = tmp_path / "one.json", tmp_path / "two.py"
+    one, two = tmp_path / "one.json", tmp_path / "two.npz"
     one.write_text("1")
     two.write_text("2")
-    first = run_id(scenario(keys | {"layout": str(one), "policy.name": str(two)}))
+    first = run_id(scenario(keys | {"layout": str(one), "workload.path": str(two)}))
     one.write_text("2")
     two.write_text("1")
     # The digest of an unchanged file is remembered by its time, which a fast disk may repeat.
     os.utime(one, ns=(1, 1))
     os.utime(two, ns=(2, 2))
-    assert run_id(scenario(keys | {"layout": str(one), "policy.name": str(two)})) != first
+    assert run_id(scenario(keys | {"layout": str(one), "workload.path": str(two)})) != first
 
 
 @pytest.mark.parametrize(

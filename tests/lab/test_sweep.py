@@ -159,8 +159,9 @@ def test_an_experiment_that_is_not_there_is_named(tmp_path):
 
 def test_the_first_experiment_is_the_one_that_was_asked_for():
     made = read(EXPERIMENTS / "01-memory-ceilings")
-    # 7 policies x 4 granularities x 5 pairs, and 3 policies x 5 sizes x 2 x 2, at 5 budgets.
-    assert len(made.scenarios) == 5 * (7 * 4 * 5 + 3 * 5 * 2 * 2)
+    # 7 policies x 4 granularities x 5 pairs x 5 compactions, and 3 policies x 5 sizes x 2 x 2,
+    # at 5 budgets.
+    assert len(made.scenarios) == 5 * (7 * 4 * 5 * 5 + 3 * 5 * 2 * 2)
     assert made.name == "01-memory-ceilings-sweep"
     pairs = {(s.selection.sets, s.pages.scope) for s in made.scenarios if s.pages.tokens == 16}
     assert pairs == {

@@ -170,8 +170,6 @@ class Pages:
                     kept.add(slot)
             table.cursor += tokens
             self.flows["appended_slots_total"] += tokens
-        # Nothing is freed by an append, so the most it held is what it holds at its end.
-        self.flows["extra_pages_peak"] = max(self.flows["extra_pages_peak"], need)
 
     def fork(self, parent, child):
         """Share every page of the parent."""

@@ -161,8 +161,10 @@ def test_advance_equals_repeated_append(page_tokens, geometry):
     # The parent first: it must copy the page that it still seems to have to itself.
     batch = np.array([0, 1, 2, 0])
     ledgers[0].advance(batch, 90)
-    for sequence in batch.tolist() * 90:
-        ledgers[1].append(sequence, 1)
+    for _ in range(90):
+        for sequence in batch.tolist():
+            ledgers[1].append(sequence, 1)
+        ledgers[1].end_step()
     assert digest(ledgers[0]) == digest(ledgers[1])
     assert ledgers[0].refcounts().size > 64 or page_tokens > 3, "the pool must have grown"
     ledgers[0].check()
@@ -195,6 +197,8 @@ def test_advance_keeps_its_progress_at_the_ceiling(geometry, full):
 def test_advance_of_nothing():
     """An empty batch read past its end."""
     ledger, _ = started(3)
+    # A step of nothing is a step: its end samples the peak.
+    ledger.end_step()
     before = digest(ledger)
     ledger.advance(np.array([], np.int64), 5)
     ledger.advance(np.array([0]), 0)
@@ -251,7 +255,8 @@ def test_peaks():
     ledger.end_step()
     ledger.free(sequence)
     ledger.end_step()
-    assert (ledger.total(f.HELD_PEAK), ledger.total(f.EXTRA_PEAK)) == (2, 2)
+    # The pages that an append takes are in the stock: only evict and compact hold pages in passing.
+    assert (ledger.total(f.HELD_PEAK), ledger.total(f.EXTRA_PEAK)) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Planted bugs, and the test that must notice each of them."""
