@@ -88,7 +88,7 @@ def test_every_slot_of_the_csv_is_the_files_and_the_pictures(tmp_path):
     assert len(shown) == 4
     wanted = states("forward")
     for image, stage in zip(shown, ("before", "evicted", "after"), strict=False):
-        colors = {state: image[wanted[stage][:pages].T == state] for state in range(4)}
+        colors = {state: image[state == wanted[stage][:pages].T] for state in range(4)}
         assert all((color == color[0]).all() for color in colors.values() if len(color))
 
 
