@@ -18,6 +18,19 @@ LETTERS = "TDLF"
 """Tail, dead and live slot, and a slot of a page that is not held: states 0 to 3 of the file."""
 FREE = 3
 
+DAMAGE = (
+    # What NumPy and zipfile raise of bytes that are no archive, or one that is spoilt. A single
+    # array is a TypeError, because it cannot be opened as an archive can.
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 Maps = dict[str, list[str]]
 
 
@@ -43,8 +56,6 @@ def load(name: str, row: Mapping[str, Any], folder: Path) -> Maps:
     path = folder / _inside(name, row["page_map"])
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise FigureError(f"{name}: {path} is no .npz of page maps")
             absent = [stage for stage in STAGES if stage not in archive.files]
             if absent:
                 raise FigureError(f"{name}: {path} has no array {absent[0]}")
@@ -53,10 +64,12 @@ def load(name: str, row: Mapping[str, Any], folder: Path) -> Maps:
         # NumPy says so too of a file that is none of its own, without a system's error number.
         reason = error.strerror or "it is no .npz"
         raise FigureError(f"{name}: {path} cannot be read: {reason}") from None
-    except (ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
+    except DAMAGE:
         raise FigureError(f"{name}: {path} is damaged, or no .npz of page maps") from None
     page_tokens = row["page_tokens"]
     for stage, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise FigureError(f"{name}: {path}: {stage} is no array")
         if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != page_tokens:
             raise FigureError(
                 f"{name}: {path}: {stage} is {array.dtype} {list(array.shape)}, not uint8"

@@ -96,6 +96,7 @@ def build(name: str, parameters: dict[str, Any]) -> Policy:
     """
     cls = policy_class(name)
     known = {field.name: field for field in dataclasses.fields(cls)}
+    converted = dict(parameters)
     for key, value in parameters.items():
         if key not in known:
             near = difflib.get_close_matches(key, [*known, "name"], 1)
@@ -109,12 +110,13 @@ def build(name: str, parameters: dict[str, Any]) -> Policy:
         right = isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool)
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             right = True
+            converted[key] = float(value)
         if wanted is not object and not right:
             raise PolicyError(
                 f"policy.{key}: must be {wanted.__name__}, not {type(value).__name__}"
             )
     try:
-        return cls(**parameters)
+        return cls(**converted)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"policy {short_name(name)}: {error}") from None
 

@@ -58,9 +58,7 @@ class KeyedStore(RowStore):
         for move in plan.T:
             super().apply(move[:, None])
             source, target, position, scope, which = move.tolist()
-            units = self.unit_scope == scope
-            if which >= 0:
-                units &= self.unit_set == which
+            units = self.moved_by(scope, which)
             self.keys[units, target] = self.keys[units, source] if position < 0 else position
 
 

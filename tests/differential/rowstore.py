@@ -47,8 +47,14 @@ class RowStore:
     def apply(self, plan):
         """Carry out the moves one by one, in their order."""
         for source, target, _, scope, which in plan.T.tolist():
-            units = self.unit_scope == scope
-            if which >= 0:
-                units &= self.unit_set == which
             assert min(source, target) >= 0
+            units = self.moved_by(scope, which)
             self.rows[units, target] = self.rows[units, source]
+
+    def moved_by(self, scope, which):
+        """Return which units a move carries: all of a scope unit, or those of its set `which`."""
+        units = self.unit_scope == scope
+        if which >= 0:
+            # A plan counts sets inside the scope unit.
+            units &= self.unit_set == np.unique(self.unit_set[units])[which]
+        return units

@@ -184,50 +184,6 @@ def test_rows_that_differ_in_something_unknown_are_not_mixed():
         FIGURES["held_against_budget"].select([*rows, twin])
 
 
-def test_a_run_that_recorded_its_page_map_counts_once():
-    rows = make_rows()
-    twin = {**rows[0], "run_id": "twin", "page_map": "maps/twin.npz"}
-    assert FIGURES["held_against_budget"].select([*rows, twin]) == FIGURES[
-        "held_against_budget"
-    ].select(rows)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("column", "usual", "other"),
-    [
-        ("forks", 0, 7),
-        ("planes", "kv", "kv_raw"),
-        ("store", "counting", "array"),
-        ("protect_recent", 64, 0),
-        ("when", "prefill_end", "step"),
-        ("workload", "recorded", "synthetic"),
-    ],
-)
-def test_a_mixed_sweep_is_shown_at_one_setting(name, column, usual, other):
-    rows = [{**row, column: usual} for row in make_rows()]
-    # More of the others, with another number of tokens: neither may win over the usual setting.
-    others = [
-        {**row, column: other, "tokens": 9999, "run_id": f"{row['run_id']}-{column}"}
-        for row in make_rows(seeds=(1, 2, 3))
-    ]
-    data = FIGURES[name].select([*others, *rows])
-    assert data == FIGURES[name].select(rows)
-    assert len(data) == len(rows)
-    alone = FIGURES[name].select(others)
-    assert str(other) in _rows.settings(alone)
-
-
-def test_requests_keep_all_seeds_although_each_has_other_tokens():
-    rows = [
-        {**row, "workload": "requests", "tokens": 4096 + row["seed"]}
-        for row in make_rows(seeds=(1, 2))
-    ]
-    data = FIGURES["held_against_budget"].select(rows)
-    assert len(data) == len(rows)
-    assert "4,097 to 4,098 tokens" in _rows.settings(data)
-
-
 @pytest.mark.parametrize(
     ("sizes", "shown"), [((8, 16, 32), 16), ((8, 32), 8), ((64,), 64)], ids=str
 )
