@@ -117,6 +117,7 @@ def sweep(
 
     plan = sweeps.read(experiment, reading.overrides(set_ or [], policy))
     out = out or Path("results") / plan.name
+    render.check_figures(plan.figures)
     with render.progress("runs") as progress:
         summary, rows = execute.execute(
             plan.scenarios,
@@ -130,7 +131,7 @@ def sweep(
         shown = render.choose(rows, plan.table)
         render.print_table(shown, total=len(rows))
         render.write_markdown(shown, out / "table.md")
-    drawn = render.draw_figures(rows, out / "figures") if figures else []
+    drawn = render.draw_figures(rows, out, plan.figures) if figures else []
     if as_json:
         _print_json(
             {

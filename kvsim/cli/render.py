@@ -174,19 +174,30 @@ def write_markdown(rows: Sequence[Row], path: Path) -> None:
             raise ResultsError(f"{path.name}: {error.strerror}") from None
 
 
-def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw every figure that these rows can fill, and say on stderr which cannot be."""
+def check_figures(names: Sequence[str] | None) -> None:
+    """Refuse a figure that does not exist before anything runs for it."""
+    from kvsim.figures import FIGURES
+
+    for name in names or ():
+        if name not in FIGURES:
+            raise FigureError(f"figures: unknown figure {name!r}; there is {', '.join(FIGURES)}")
+
+
+def draw_figures(rows: Sequence[Row], out: Path, names: Sequence[str] | None = None) -> list[Path]:
+    """Draw figures of a sweep into its results folder; say on stderr which cannot be drawn."""
     from kvsim.figures import FIGURES, draw
 
     console = _console(stderr=True)
     drawn: list[Path] = []
+    wanted = list(FIGURES if names is None else names)
     with progress("figures") as step:
-        for number, name in enumerate(FIGURES, start=1):
+        for number, name in enumerate(wanted, start=1):
             try:
-                drawn += draw(name, rows, folder)
+                drawn += draw(name, rows, out / "figures", out)
             except FigureError as error:
-                console.print(f"figure {name} not drawn: {error}", highlight=False)
-            step(number, len(FIGURES))
+                if names is not None:
+                    console.print(f"figure {name} not drawn: {error}", highlight=False)
+            step(number, len(wanted))
     return drawn
 
 

@@ -39,11 +39,14 @@ class Sweep:
         In the order of the file, each once.
     table : dict
         For some keys, the values whose rows are printed; empty means all rows.
+    figures : tuple of str or None
+        Figures to draw; None means every one that the rows can fill.
     """
 
     name: str
     scenarios: tuple[Scenario, ...]
     table: dict[str, list[Any]]
+    figures: tuple[str, ...] | None
 
 
 def _axis(table: Any, source: str) -> Axis:
@@ -120,6 +123,11 @@ def read(experiment: Path, extra: dict[str, Any] | None = None) -> Sweep:
     axes = _axes(raw.pop("axes", []), source)
     grids = raw.pop("grid", [{}])
     table = _table(raw.pop("table", {}), source)
+    figures = raw.pop("figures", None)
+    if figures is not None and not (
+        isinstance(figures, list) and all(isinstance(name, str) for name in figures)
+    ):
+        raise ScenarioError(f"{source}: figures must be a list of names")
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         raise ScenarioError(f"{source}: grids are written [[grid]]")
     base = reading.anchor(reading.flatten(raw, source), file.parent)
@@ -147,4 +155,9 @@ def read(experiment: Path, extra: dict[str, Any] | None = None) -> Sweep:
     # A filter by a key that the command line overrides would show nothing.
     table = {key: values for key, values in table.items() if key not in extra}
     folder = file.parent.resolve().name
-    return Sweep(name=f"{folder}-{file.stem}", scenarios=tuple(scenarios), table=table)
+    return Sweep(
+        name=f"{folder}-{file.stem}",
+        scenarios=tuple(scenarios),
+        table=table,
+        figures=None if figures is None else tuple(figures),
+    )

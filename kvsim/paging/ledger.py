@@ -7,6 +7,7 @@ raises and leaves every array as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -256,7 +257,7 @@ class Ledger(Calls):
             is changed.
         """
         self._check_open(sequence)
-        lists = [np.ascontiguousarray(slots, np.int64) for slots in victims]
+        lists = [_slot_numbers(slots) for slots in victims]
         if len(lists) != self.geometry.sets:
             raise VictimError(f"{self.geometry.sets} victim lists are needed, not {len(lists)}")
         try:
@@ -344,3 +345,11 @@ class Ledger(Calls):
     def check(self) -> None:
         """Recount everything from the raw tables; raise LedgerError on the first mismatch."""
         recount(self._arrays, self.geometry)
+
+
+def _slot_numbers(slots: Any) -> np.ndarray:
+    """Return a victim list as int64; a mask or a fraction is no slot number."""
+    array = np.asarray(slots)
+    if array.size and array.dtype.kind not in "iu":
+        raise VictimError(f"victims must be slot numbers, not {array.dtype}")
+    return np.ascontiguousarray(array, np.int64)

@@ -32,7 +32,8 @@ def open_sequence(arrays):
             tables[table, field] = 0
         tables[table, f.SEQUENCE] = sequence
         tables[table, f.SCOPE] = scope
-        tables[table, f.ROOT] = sequence
+        tables[table, f.ROOT] = scalars[f.FAMILIES]
+    scalars[f.FAMILIES] += 1
     scalars[f.MEMBER] = sequence
     return f.OK
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from differential.cases import CASES, victims_of
+from differential.cases import CASES, CUTS, victims_of
 from differential.moving import ALGORITHMS, Moving
 
 MOST_OPEN = 4
@@ -29,6 +29,7 @@ FINER = (("sequence", "head"), ("sequence", "layer"), ("group", "head"), ("layer
 VARIANTS = (
     *product(ALGORITHMS, ("slot", "row"), ("keep", "renumber")),
     ("none", "slot", "keep"),
+    ("none", "slot", "renumber"),
     ("none", "row", "renumber"),
 )
 # Examples, of all the runs together, that must come along each path at least.
@@ -89,14 +90,14 @@ class CompactionMachine(RuleBasedStateMachine):
         case=st.sampled_from(CASES),
         finer=st.sampled_from(FINER),
         page_tokens=st.sampled_from((4, 3, 2, 16, 1)),
-        ceiling=st.sampled_from((0, 9, 20, 0, 40)),
+        spare=st.sampled_from((None, 2, 4, 8, 1)),
         order=st.sampled_from(("fifo", "lifo")),
         append=st.sampled_from(("tail", "reuse_holes")),
         writes=st.sampled_from((True, True, False)),
-        tokens=st.sampled_from((9, 14, 23, 5)),
+        tokens=st.sampled_from((23, 14, 33, 9)),
     )
-    def begin(self, case, finer, page_tokens, ceiling, order, append, writes, tokens):
-        """Begin with some tokens, so that few examples spend their steps on an empty ledger."""
+    def begin(self, case, finer, page_tokens, spare, order, append, writes, tokens):
+        """Begin with some tokens, and a ceiling not far above them unless `spare` is None."""
         compaction, unit, positions = self.variant
         ordering = {
             "append": append,
@@ -106,6 +107,8 @@ class CompactionMachine(RuleBasedStateMachine):
             "renumber_writes": writes,
         }
         case = finer if unit == "row" else case
+        tables = max(CUTS[case[0]]) + 1
+        ceiling = 0 if spare is None else tables * (-(-tokens // page_tokens) + spare)
         self.step = Moving(case, page_tokens, ordering, ceiling, order, self.note)
         self.step.append(self.step.open(), tokens)
 
@@ -131,44 +134,67 @@ class CompactionMachine(RuleBasedStateMachine):
         self.step.append(self.pick(number), tokens)
 
     @precondition(lambda self: self.some_open() and self.room_for_one())
-    @rule(number=index, writer=st.sampled_from(("child", "parent", "nobody")), tokens=index)
-    def fork(self, number, writer, tokens):
-        """Fork, and often write at once: a shared partial page is what copy-on-write is for."""
+    @rule(
+        number=index,
+        first=st.sampled_from(("child", "parent", "nobody")),
+        does=st.sampled_from(("append", "evict")),
+        a=where,
+        b=share,
+        which=index,
+    )
+    def fork(self, number, first, does, a, b, which):
+        """Fork, and often write at once: shared pages are what copy-on-write is for."""
         parent = self.pick(number)
         child = self.step.fork(parent)
-        if writer != "nobody":
-            self.step.append(child if writer == "child" else parent, 1 + tokens % 5)
+        writer = child if first == "child" else parent
+        if first != "nobody" and does == "append":
+            self.step.append(writer, 1 + which % 5)
+        elif first != "nobody":
+            self.evict_one(writer, "random", a, b, 77)
+            self.compact_one(writer, which)
 
     @precondition(some_open)
     @rule(
         number=index,
-        shape=st.sampled_from(("random", "span", "head", "aligned", "tail", "random", "all")),
+        shape=st.sampled_from(("random", "span", "head", "aligned", "tail", "random")),
         a=where,
         b=share,
         stride=st.sampled_from((0, 77)),
-        then=st.sampled_from(("compact", "nothing", "append")),
+        then=st.sampled_from(("compact", "nothing", "append", "compact")),
         which=index,
     )
     def evict(self, number, shape, a, b, stride, then, which):
-        """Evict by one shape, and often compact; `stride` makes the sets differ in what they drop.
-
-        Sets that share a table take `stride` from their numbers, and so differ by layer or head.
-        """
+        """Evict by one shape, and often compact or append at once."""
         sequence = self.pick(number)
+        # All of them but seldom: an empty sequence is soon tested.
+        self.evict_one(sequence, "all" if which == 0 else shape, a, b, stride)
+        if then == "compact":
+            self.compact_one(sequence, which)
+        elif then == "append":
+            self.step.append(sequence, 1 + which % 4)
+
+    def evict_one(self, sequence, shape, a, b, stride):
+        """Evict by one shape; `stride` makes the sets differ in what they drop."""
         victims = []
         for one in range(self.step.sets):
             at, size = (a + stride * one) % 256, (b + stride * one) % 256
             retained = self.step.retained(sequence, one)
             victims.append(victims_of(retained, shape, at, size, self.step.page_tokens))
         self.step.evict(sequence, victims, shape)
-        if then == "compact":
-            self.compact_one(sequence, which)
-        elif then == "append":
-            self.step.append(sequence, 1 + which % 4)
+
+    @precondition(some_open)
+    @rule(number=index, a=where, b=st.sampled_from((90, 128, 160)), which=index)
+    def squeeze(self, number, a, b, which):
+        """Evict here and there, then compact: Hypothesis often leaves `evict` out altogether."""
+        sequence = self.pick(number)
+        self.evict_one(sequence, "random", a, b, 77 * (which % 2))
+        self.compact_one(sequence, which)
+        self.step.append(sequence, 1 + which % 3)
 
     @precondition(lambda self: self.some_open() and self.step.algorithms())
     @rule(number=index, which=index)
     def compact(self, number, which):
+        """Compact, whatever was done before: nothing, another compaction, a fork."""
         self.compact_one(self.pick(number), which)
 
     def compact_one(self, sequence, which):
@@ -179,10 +205,10 @@ class CompactionMachine(RuleBasedStateMachine):
             self.step.compact(sequence, self.variant[0] if which % 4 else other)
 
     @precondition(some_open)
-    @rule(number=index, ends=st.booleans())
-    def finish(self, number, ends):
-        """End a step, or a sequence."""
-        if ends:
+    @rule(number=index)
+    def finish(self, number):
+        """End a step, or if several sequences are open one of them."""
+        if number % 2 and len(self.step.sequences()) > 1:
             self.step.free(self.pick(number))
         else:
             self.step.end_step()
@@ -217,7 +243,7 @@ def daily():
     reached = Counter()
     try:
         for number, variant in enumerate(VARIANTS):
-            run(variant, 5 if INTERPRETED else 10, 25, reached, number, phases=phases)
+            run(variant, 6 if INTERPRETED else 12, 25, reached, number, phases=phases)
     except Exception as error:
         return reached, error
     return reached, None
