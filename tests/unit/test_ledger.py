@@ -213,8 +213,10 @@ def test_slot_dies_when_every_set_has_dropped_it():
     floors = ledger.floors()
     # The longest set has 6 rows and the union 6 slots; 4 rows of 2 bytes and 6 of 7 are live.
     assert (floors.row_pages, floors.slot_pages, floors.live_row_bytes) == (2, 2, 50)
+    evict(ledger, sequence, [], [4, 5])
+    assert census(ledger) == (6, 2, 0), "the other way round: set 0 holds what set 1 drops"
     evict(ledger, sequence, [4, 5, 6, 7], [2, 3])
-    # Set 0 is empty; set 1 has one page's worth, in one page.
+    # Set 0 is empty, and set 1 has slots 6 and 7 in the second page.
     assert (ledger.held_pages, ledger.total(f.FREED_TOTAL)) == (1, 1)
     assert ledger.pages_of(sequence)[0] == -1
 
