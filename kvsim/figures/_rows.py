@@ -17,6 +17,7 @@ AnyRow = Mapping[str, Any]
 
 FIXED: tuple[tuple[str, Any], ...] = (
     ("layout", None),
+    ("layers_counted", None),
     ("workload", "recorded"),
     ("page_tokens", 16),
     ("compaction", "none"),
@@ -233,6 +234,10 @@ def settings(
     """
     row = data[0]
     said = [str(row["layout"])] if row["layout"] is not None else []
+    counted = str(row["layers_counted"] or "1/1").split("/")
+    if said and counted[0] != counted[-1]:
+        # A reduced recording: the figure is not about the whole model.
+        said[0] += f", {counted[0]} of its {counted[-1]} layers"
     if row["workload"] not in (None, "recorded"):
         said += [f"workload {row['workload']}"]
     if row["tokens"] is not None and "tokens" not in omit:

@@ -188,7 +188,10 @@ def execute(
         skipped = len(ids) - len(todo)
         todo = todo[:limit]
         if todo:
-            warm()
+            warm(
+                synthetic=any(scenario.workload.kind != "recorded" for scenario in todo),
+                array=any(scenario.store.kind == "array" for scenario in todo),
+            )
         progress(0, len(todo))
         # Closed by hand: the traceback of a refusal would keep the generator, and so its workers.
         with contextlib.closing(_results(todo, jobs)) as results:

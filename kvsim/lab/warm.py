@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.paging import Geometry, Ledger, Order
+from kvsim.paging import Geometry, Ledger, Order, single
+from kvsim.policies import Attention
+from kvsim.tensors.array_store import ArrayStore
+from kvsim.workload.synthetic import SyntheticSignals
+from kvsim.workload.synthetic_process import Process
 
 
-def warm() -> None:
-    """Compile or load the kernels. The kernels' types do not depend on the geometry."""
+def warm(synthetic: bool = False, array: bool = False) -> None:
+    """Compile or load the kernels. The kernels' types do not depend on the geometry.
+
+    Parameters
+    ----------
+    synthetic, array : bool
+        Whether the synthetic process and the array store will be needed too.
+    """
+    if array:
+        shape = single()
+        stored = Ledger(shape, 2, store=ArrayStore(shape, 2, 1))
+        parent = stored.open()
+        stored.append(parent, 1)
+        stored.append(stored.fork(parent), 1)
+    if synthetic:
+        signals = SyntheticSignals(Process(), (1, 1), 0, 0, Attention)
+        signals.extend(2)
+        signals.observe(np.arange(2))
+        signals.next_query(2)
     ledger = Ledger(Geometry((0, 0), (0, 1), (1, 1)), 2, ordering=Order(compaction="hole_fill"))
     parent = ledger.open()
     ledger.append(parent, 3)
