@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.bench import verbs
 from kvsim.bench.numpy_steps import NumpySteps
 from kvsim.bench.ratios import Pair, interleave, seconds
 from kvsim.paging import Ledger, single
@@ -58,8 +59,13 @@ def _stepping() -> dict[str, Any]:
     """Append one token to each of 256 sequences, many steps in one call, against NumPy."""
     pages = RUNNING * (STEPS * 20 // PAGE_TOKENS + 2)
     ledger = Ledger(single(), PAGE_TOKENS)
-    batch = np.array([ledger.open() for _ in range(RUNNING)])
     baseline = NumpySteps(RUNNING, PAGE_TOKENS, pages)
+    # The baseline's arrays are made for the whole run, so ours are grown beforehand too.
+    grown = np.array([ledger.open() for _ in range(RUNNING)])
+    ledger.advance(grown, STEPS * 12)
+    for sequence in grown.tolist():
+        ledger.free(sequence)
+    batch = np.array([ledger.open() for _ in range(RUNNING)])
     # Prompts of different lengths, so that page boundaries do not fall into one step.
     for number, sequence in enumerate(batch.tolist()):
         ledger.append(sequence, number % PAGE_TOKENS)
@@ -110,5 +116,5 @@ def _help() -> dict[str, Any]:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Run the three measurements."""
-    return [_counting(), _stepping(), _help()]
+    """Run all measurements."""
+    return [_counting(), _stepping(), *verbs.measure(), _help()]

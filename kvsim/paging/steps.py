@@ -58,34 +58,6 @@ def evict_oldest(arrays, sequence, kept, sinks, recent, starts, victims, scratch
 
 
 @kernel
-def append_plain(arrays, sequence, limit):
-    """Append one token in the two common cases, to one table without flags; else return False."""
-    scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
-    if tables[sequence, f.ROOM] > 0:
-        # A slot in a page that the table has to itself.
-        tables[sequence, f.ROOM] -= 1
-        tables[sequence, f.CURSOR] += 1
-        return True
-    entry = tables[sequence, f.ENTRIES]
-    page_tokens = scalars[f.PAGE_TOKENS]
-    if (
-        scalars[f.HELD] < limit
-        and entry < tables[sequence, f.CAPACITY]
-        and tables[sequence, f.CURSOR] == entry * page_tokens
-    ):
-        # A fresh page, and room for it everywhere.
-        at = tables[sequence, f.START] + entry
-        entries[f.PAGE, at] = allocate(scalars, pages, scopes, 0)
-        entries[f.DEAD_IN, at] = 0
-        tables[sequence, f.ENTRIES] = entry + 1
-        tables[sequence, f.NAMED] += 1
-        tables[sequence, f.ROOM] = page_tokens - 1
-        tables[sequence, f.CURSOR] += 1
-        return True
-    return False
-
-
-@kernel
 def advance(
     arrays,
     sequences,
@@ -120,26 +92,51 @@ def advance(
     starts, victims : int64 [sets + 1], int64 [sets]
         Scratch: one victim list of length 1 a set.
     """
-    scalars, _, _, _, _, holders, position, _, _ = arrays
+    scalars, tables, pages, entries, _, holders, position, scopes, _ = arrays
     count = sequences.shape[0]
     flags = holders.shape[0] + position.shape[0]
     plain = scalars[f.UNITS] == 1 and flags == 0
+    page_tokens = scalars[f.PAGE_TOKENS]
     limit = min(scalars[f.CEILING], scalars[f.PAGES])
     # Members 0..n-1 append, members n..2n-1 evict: both halves can be resumed.
     first = scalars[f.MEMBER]
     for step in range(scalars[f.STEP], steps):
         quick = np.int64(0)
         for member in range(first, count):
-            if plain and append_plain(arrays, sequences[member], limit):
-                quick += 1
-            else:
-                answer = append(arrays, sequences[member], 1, placed)
-                if answer != f.OK:
-                    scalars[f.APPENDED_TOTAL] += quick
-                    scalars[f.STEP] = step
-                    scalars[f.MEMBER] = member
-                    return answer
+            sequence = sequences[member]
             appended[member] += 1
+            # The two common cases of one table without flags stand here and not in a function
+            # of their own: handing the arrays over costs more than the append.
+            if plain and tables[sequence, f.ROOM] > 0:
+                # A slot in a page that the table has to itself.
+                tables[sequence, f.ROOM] -= 1
+                tables[sequence, f.CURSOR] += 1
+                quick += 1
+                continue
+            entry = tables[sequence, f.ENTRIES]
+            if (
+                plain
+                and scalars[f.HELD] < limit
+                and entry < tables[sequence, f.CAPACITY]
+                and tables[sequence, f.CURSOR] == entry * page_tokens
+            ):
+                # A fresh page, and room for it everywhere.
+                at = tables[sequence, f.START] + entry
+                entries[f.PAGE, at] = allocate(scalars, pages, scopes, 0)
+                entries[f.DEAD_IN, at] = 0
+                tables[sequence, f.ENTRIES] = entry + 1
+                tables[sequence, f.NAMED] += 1
+                tables[sequence, f.ROOM] = page_tokens - 1
+                tables[sequence, f.CURSOR] += 1
+                quick += 1
+                continue
+            answer = append(arrays, sequence, 1, placed)
+            if answer != f.OK:
+                appended[member] -= 1
+                scalars[f.APPENDED_TOTAL] += quick
+                scalars[f.STEP] = step
+                scalars[f.MEMBER] = member
+                return answer
         scalars[f.APPENDED_TOTAL] += quick
         if eviction == ASK:
             scalars[f.STEP] = step + 1
