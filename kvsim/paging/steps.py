@@ -58,6 +58,19 @@ def evict_oldest(arrays, sequence, kept, sinks, recent, starts, victims, scratch
 
 
 @kernel
+def settle(scalars, appended, begun, late, step, member):
+    """Leave word of how far a batch came, and count the tokens of each of its members.
+
+    It began at step `begun`, in which the members below `late` had their token already, and
+    ends at step `step`, in which those below `member` have it.
+    """
+    scalars[f.STEP] = step
+    scalars[f.MEMBER] = member
+    for index in range(appended.shape[0]):
+        appended[index] += step - begun + (index < member) - (index < late)
+
+
+@kernel
 def advance(
     arrays,
     sequences,
@@ -99,12 +112,13 @@ def advance(
     page_tokens = scalars[f.PAGE_TOKENS]
     limit = min(scalars[f.CEILING], scalars[f.PAGES])
     # Members 0..n-1 append, members n..2n-1 evict: both halves can be resumed.
-    first = scalars[f.MEMBER]
+    begun = scalars[f.STEP]
+    late = scalars[f.MEMBER]
+    first = late
     for step in range(scalars[f.STEP], steps):
         quick = np.int64(0)
         for member in range(first, count):
             sequence = sequences[member]
-            appended[member] += 1
             # The two common cases of one table without flags stand here and not in a function
             # of their own: handing the arrays over costs more than the append.
             if plain and tables[sequence, f.ROOM] > 0:
@@ -132,28 +146,24 @@ def advance(
                 continue
             answer = append(arrays, sequence, 1, placed)
             if answer != f.OK:
-                appended[member] -= 1
                 scalars[f.APPENDED_TOTAL] += quick
-                scalars[f.STEP] = step
-                scalars[f.MEMBER] = member
+                settle(scalars, appended, begun, late, step, member)
                 return answer
         scalars[f.APPENDED_TOTAL] += quick
         if eviction == ASK:
-            scalars[f.STEP] = step + 1
-            scalars[f.MEMBER] = 0
+            settle(scalars, appended, begun, late, step + 1, 0)
             return f.POLICY_DUE
         if eviction == OLDEST_FIRST:
             for member in range(max(0, first - count), count):
-                kept = tokens if tokens else np.int64(fraction * appended[member])
+                total = appended[member] + step + 1 - begun - (member < late)
+                kept = tokens if tokens else np.int64(fraction * total)
                 answer = evict_oldest(
                     arrays, sequences[member], kept, sinks, recent, starts, victims, scratch
                 )
                 if answer != f.OK:
-                    scalars[f.STEP] = step
-                    scalars[f.MEMBER] = count + member
+                    settle(scalars, appended, begun, late, step, count + member)
                     return answer
         scalars[f.HELD_PEAK] = max(scalars[f.HELD_PEAK], scalars[f.HELD])
         first = np.int64(0)
-    scalars[f.STEP] = steps
-    scalars[f.MEMBER] = 0
+    settle(scalars, appended, begun, late, steps, 0)
     return f.OK
