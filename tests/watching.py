@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from recordings import row_of, scenario, write_layout
+from recordings import scenario, write_layout
 
 from kvsim.lab import row, setup
-from kvsim.lab.run import _head
-from kvsim.paging import fields as f
 
 
 class Sample(NamedTuple):
@@ -47,6 +45,10 @@ class Watch:
         What the run measures.
     positions : list of list of int
         For each sequence left at the end, the positions that its first set retains.
+    queries : list of float32 [layers, kv_heads, tokens]
+        For each sequence left at the end, the attention of its next query.
+    words : int
+        Words of retained rows that were compared, if the store has rows.
     """
 
     def __init__(self, keys: dict[str, Any], **more: Any) -> None:
@@ -57,7 +59,8 @@ class Watch:
         self.samples: list[Sample] = []
         self.row: dict[str, Any] = {}
         self.positions: list[list[int]] = []
-        self.checks: list[int] = []
+        self.queries: list[np.ndarray] = []
+        self.words = 0
         end_step, check = loop.end_step, loop.ledger.check
 
         def sample() -> None:
@@ -79,6 +82,9 @@ class Watch:
             self.row.update(row.measure(loop, given, engine.steps))
             self.positions += [
                 loop.ledger.rows(number, 0)[1].tolist() for number in loop.ledger.sequences()
+            ]
+            self.queries += [
+                state.signals.next_query(state.appended) for state in loop.tracked.values()
             ]
             if loop.row_source is not None:
                 tokens = {number: state.tokens for number, state in loop.tracked.items()}

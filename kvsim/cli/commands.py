@@ -81,6 +81,8 @@ def run_command(
     from kvsim.lab.run import run
 
     row = run(reading.load(scenario, reading.overrides(set_ or [], policy)))
+    # A sweep writes the page maps into its folder; a row that is only printed has no such file.
+    row["page_map"] = None
     if as_json:
         _print_json(row)
     else:

@@ -135,7 +135,8 @@ class Engine:
                 to_come -= 1
                 yield from self._prefill(env, request)
             else:
-                steps = self._decode(self._steps_until_next_event(env))
+                until_check = CHECK_EVERY_STEPS - (self.steps - checked)
+                steps = self._decode(min(until_check, self._steps_until_next_event(env)))
                 self.steps += steps
                 yield env.timeout(steps * self.clock.decode_step_ns)
         self.before_finish()

@@ -37,7 +37,8 @@ class EvictionLoop:
     row_source : RowSource, optional
         Rows of new tokens, if the ledger's store is to hold any.
     observe : callable
-        Called with "before", "evicted" and "after" around each eviction and its compaction.
+        Called with "before", "evicted" and "after" around each eviction and its compaction;
+        the kernel, which takes victims without a word, is then not asked to.
     leaps : bool
         Whether the kernel may take many decode steps in one call; without, `end_step` is called
         after each, with the same results.
@@ -60,7 +61,7 @@ class EvictionLoop:
         unit_shape: tuple[int, int],
         rng: np.random.Generator,
         row_source: RowSource | None = None,
-        observe: Callable[[str], None] = lambda stage: None,
+        observe: Callable[[str], None] | None = None,
         leaps: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -185,8 +186,8 @@ class EvictionLoop:
         int
             Steps taken, at least 1: a policy that Python has to score stops after each.
         """
-        plain = self.leaps and self.row_source is None
-        kernel = plain and (not evicts or self._oldest_first())
+        silent = self.observe is None and self._oldest_first()
+        kernel = self.leaps and self.row_source is None and (not evicts or silent)
         if not kernel:
             for sequence in sequences:
                 self.append(sequence, 1)
@@ -291,21 +292,25 @@ class EvictionLoop:
         gone = [victims[which][columns[which]] for which in range(view.sets)]
         if not any(out.any() for out in gone):
             return False
-        self.observe("before")
+        self._tell("before")
         try:
             self.ledger.evict(sequence, [slots[which][gone[which]] for which in range(view.sets)])
         except CeilingExceeded:
             self.refused_verbs_total += 1
             return False
         state.tokens = [kept[~out] for kept, out in zip(state.tokens, gone, strict=True)]
-        self.observe("evicted")
+        self._tell("evicted")
         if self.ledger.ordering.compaction != "none":
             try:
                 self.ledger.compact(sequence)
             except CeilingExceeded:
                 self.refused_verbs_total += 1
-        self.observe("after")
+        self._tell("after")
         return True
+
+    def _tell(self, stage: str) -> None:
+        if self.observe is not None:
+            self.observe(stage)
 
     def retained_mass(self) -> float | None:
         """Return the share of the next query's attention that falls on what is retained.

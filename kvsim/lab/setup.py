@@ -24,7 +24,7 @@ from kvsim.workload import arrivals
 from kvsim.workload.recorded import RecordedSignals, load
 from kvsim.workload.synthetic import SyntheticSignals
 
-SECOND_NS = 10**9
+MOST_NUMBERS = 1 << 31  # Tokens times units of one synthetic sequence; some 16 bytes each.
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,12 @@ def understand(scenario: Scenario) -> Parts:
     else:
         layout, unit_shape = whole, _full_attention(whole)
         prompt = workload.tokens if workload.kind == "synthetic" else None
+        numbers = unit_shape[0] * unit_shape[1] * (workload.tokens + workload.decode_tokens)
+        if numbers > MOST_NUMBERS:
+            raise ScenarioError(
+                f"workload.tokens: {workload.tokens} tokens of {layout.name} are too many for the "
+                "synthetic process, which keeps every signal in memory"
+            )
     _check_together(scenario, prompt)
     if workload.kind == "requests":
         arrivals.read_lengths(workload.path)

@@ -146,14 +146,22 @@ class Ledger(Calls):
         Raises
         ------
         LedgerError
-            If the sets keep different numbers or the sequence is not empty.
+            If the sequence is not empty, or the lists are not one per set, equally long, and
+            ascending positions of the prompt. Nothing is changed.
         CeilingExceeded
             If the pages needed are more than the ceiling leaves. Nothing is changed.
         """
         self._check_open(sequence)
+        if self.cursor(sequence):
+            raise LedgerError("append_kept needs an empty sequence")
+        if len(kept) != self.geometry.sets or len({tokens.size for tokens in kept}) != 1:
+            raise LedgerError("append_kept needs a list for each set, all equally long")
         count = kept[0].size
-        if any(tokens.size != count for tokens in kept) or self.cursor(sequence):
-            raise LedgerError("append_kept needs an empty sequence and equally many tokens a set")
+        for tokens in kept:
+            if count and not (
+                tokens[0] >= 0 and tokens[-1] < appended and (tokens[1:] > tokens[:-1]).all()
+            ):
+                raise LedgerError(f"kept positions must ascend below the {appended} appended")
         self.append(sequence, count, rows)
         arrays = self._arrays
         for scope, inner in enumerate(self.geometry.inner_sets):
@@ -350,6 +358,8 @@ class Ledger(Calls):
 def _slot_numbers(slots: Any) -> np.ndarray:
     """Return a victim list as int64; a mask or a fraction is no slot number."""
     array = np.asarray(slots)
-    if array.size and array.dtype.kind not in "iu":
-        raise VictimError(f"victims must be slot numbers, not {array.dtype}")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise VictimError(
+            f"victims must be a list of slot numbers, not {array.dtype} {array.shape}"
+        )
     return np.ascontiguousarray(array, np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 KILLS = "tests/unit/test_ledger_kills.py::"
+KILLS_MOVES = "tests/unit/test_ledger_kills_moves.py::"
 LEDGER = "tests/unit/test_ledger.py::"
 POOL = "tests/unit/test_ledger_pool.py::"
 
@@ -101,10 +102,8 @@ PAGING = [
         "a null entry that shifts physical slots",
         "paging/readings.py",
         "pages = self.pages_of(sequence, scope)[slots // self.page_tokens]",
-        "pages = self.pages_of(sequence, scope)\n"
-        "        pages = pages[pages >= 0][np.unique(slots // self.page_tokens, "
-        "return_inverse=True)[1]]\n"
-        "        pages = np.roll(pages, 1)",
+        "named = self.pages_of(sequence, scope)\n"
+        "        pages = np.take(named[named >= 0], slots // self.page_tokens, mode='clip')",
         KILLS + "test_a_page_appended_behind_a_null_entry_gets_the_entry_of_its_slots",
     ),
     Mutant(
