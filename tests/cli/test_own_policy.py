@@ -43,7 +43,7 @@ def test_a_file_of_a_dozen_lines_is_a_policy_with_its_fields_as_parameters(folde
     row = json.loads(kvsim(*words, cwd=folder).out)
     assert (row["policy"], row["outcome"], row["retained_tokens"]) == ("loudest", "completed", 32.0)
     other = json.loads(quick(*words, "--set", "policy.weight=0", cwd=folder).out)
-    assert other["policy_parameters"] == "weight=0"
+    assert other["policy_parameters"] == "weight=0.0"
     assert other["retained_mass"] != row["retained_mass"]
     assert other["run_id"] != row["run_id"]
     # With no weight on attention it keeps the newest tokens: what streaming_llm does without sinks.
