@@ -82,12 +82,15 @@ class Calls(Readings):
         ):
             raise LedgerError("a sequence of the batch is not open")
 
-    def _scratch(self) -> np.ndarray:
-        """Return room for one number a position, where positions are ranked at all."""
+    def _scratch(self, appends: int = 0) -> np.ndarray:
+        """Return room for one number a position, where positions are ranked at all.
+
+        `appends` tokens may be added to a table before the ranking.
+        """
         if self.ordering.compaction == "none" and not self._arrays.position.shape[0]:
             return np.empty(0, np.int64)
         tables = self._arrays.tables
         size = int(tables[:, f.CURSOR].max())
         if self._arrays.position.shape[0]:
             size = max(size, int(tables[:, f.NEXT_POSITION :].max()))
-        return np.empty(size + 1, np.int64)
+        return np.empty(size + appends + 1, np.int64)

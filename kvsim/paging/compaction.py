@@ -234,9 +234,8 @@ def settle_flags(arrays, table, by_row, renumber, sources, targets, counts, firs
             position[row, base + slot] = targets[first + mover, slot]
             highest = max(highest, targets[first + mover, slot])
     for row in range(position.shape[0]):
-        mover = row if counts.shape[1] > 1 else 0
-        following = counts[scope, mover] if renumber else highest + 1
-        tables[table, f.NEXT_POSITION + row] = following
+        # One number for all sets: a new token has one position, whoever will retain it.
+        tables[table, f.NEXT_POSITION + row] = length if renumber else highest + 1
     tables[table, f.CURSOR] = length
     tables[table, f.DEAD] = 0
     tables[table, f.ROOM] = 0

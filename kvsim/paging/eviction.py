@@ -275,19 +275,8 @@ def evict(arrays, sequence, starts, victims, scratch):
             )
             return answer
     before = scalars[f.HELD]
-    most = before
     for scope in range(units):
         table = sequence * units + scope
-        death = np.int64(0)
-        newest = False
-        if scalars[f.RENUMBER]:
-            death = first_death(
-                scalars, tables, dead, position, scopes, table, scope, starts, victims
-            )
-        elif position.shape[0]:
-            newest = newest_gone(
-                scalars, tables, dead, position, scopes, table, scope, starts, victims
-            )
         for member in range(sets):
             column = f.SET_COLUMNS + f.PER_SET * member
             which = scopes[scope, column + f.LIST]
@@ -300,10 +289,24 @@ def evict(arrays, sequence, starts, victims, scratch):
                 tables[table, f.HOLE] = min(tables[table, f.HOLE], lowest)
             scalars[f.EVICTED_ROWS_TOTAL] += (last - first) * scopes[scope, column + f.ROWS]
             scalars[f.EVICTED_BYTES_TOTAL] += (last - first) * scopes[scope, column + f.BYTES]
+    # Only now, when the pages of every table that emptied are free, may any table take copies.
+    for scope in range(units):
+        table = sequence * units + scope
+        # Both look at the dead flags of victims, which the rewinding clears.
+        death = np.int64(1) << 62
+        newest = False
+        if scalars[f.RENUMBER]:
+            death = first_death(
+                scalars, tables, dead, position, scopes, table, scope, starts, victims
+            )
+        elif position.shape[0]:
+            newest = newest_gone(
+                scalars, tables, dead, position, scopes, table, scope, starts, victims
+            )
         rewind(scalars, tables, entries, dead, table)
         if newest:
             next_after_eviction(scalars, tables, dead, holders, position, table)
-        if scalars[f.RENUMBER] and death < np.int64(1) << 62:
+        if death < np.int64(1) << 62:
             renumber_table(
                 scalars,
                 tables,
@@ -318,6 +321,6 @@ def evict(arrays, sequence, starts, victims, scratch):
                 death,
                 scratch,
             )
-            most = max(most, scalars[f.HELD])
-    scalars[f.EXTRA_PEAK] = max(scalars[f.EXTRA_PEAK], most - before)
+    # No page is let go of in between that the copies did not replace, so the end is the most.
+    scalars[f.EXTRA_PEAK] = max(scalars[f.EXTRA_PEAK], scalars[f.HELD] - before)
     return f.OK

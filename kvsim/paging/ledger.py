@@ -72,7 +72,8 @@ class Ledger(Calls):
         self.ordering = ordering or Order()
         self._units = geometry.scope_units
         # Rows move on their own only where a slot holds rows of several sets.
-        self._by_row = self.ordering.unit == "row" and geometry.holder_sets > 0
+        moves = self.ordering.compaction != "none"
+        self._by_row = moves and self.ordering.unit == "row" and geometry.holder_sets > 0
         own_positions = self._by_row or (self.ordering.scattered and geometry.holder_sets > 0)
         position_rows = geometry.holder_sets if own_positions else 1
         self._arrays = memory.make(
@@ -236,7 +237,7 @@ class Ledger(Calls):
                 recent,
                 np.arange(sets + 1),
                 np.zeros(sets, np.int64),
-                self._scratch(),
+                self._scratch(count),
                 NOWHERE,
             )
             return int(self._scalars[f.STEP])

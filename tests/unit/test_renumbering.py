@@ -184,7 +184,7 @@ def test_reused_slots_need_no_page():
 
 
 def test_holes_of_a_shared_page_do_not_pay():
-    """A need that counts holes which the append then skips: the append passes and has no page to take."""
+    """A need that counts holes which the append skips: it passes and has no page to take."""
     ledger, parent = started(8, append="reuse_holes", ceiling=2)
     child = ledger.fork(parent)
     evict(ledger, child, [2, 5])
@@ -230,7 +230,7 @@ def test_append_kept_refuses_what_it_cannot_do():
     ledger = Ledger(TWO_SETS, 4, ceiling_pages=1, ordering=Order(scattered=True))
     sequence = ledger.open()
     before = digest(ledger)
-    with pytest.raises(LedgerError, match="equally many"):
+    with pytest.raises(LedgerError, match="all equally long"):
         ledger.append_kept(sequence, [np.array([0, 4]), np.array([1])], 10)
     with pytest.raises(CeilingExceeded):
         ledger.append_kept(sequence, [np.arange(5), np.arange(5)], 10)
