@@ -21,6 +21,7 @@ TOKENS = 1_000_000
 VICTIMS = 16_000
 PAGE_TOKENS = 16
 RUNNING = 256
+PROMPT = 1100
 STEPS = 200
 
 
@@ -57,24 +58,16 @@ def _counting() -> dict[str, Any]:
 
 def _stepping() -> dict[str, Any]:
     """Append one token to each of 256 sequences, many steps in one call, against NumPy."""
-    pages = RUNNING * (STEPS * 20 // PAGE_TOKENS + 2)
-    ledger = Ledger(single(), PAGE_TOKENS)
+    pages = RUNNING * ((PROMPT + STEPS * 20) // PAGE_TOKENS + 2)
+    # The baseline's arrays are made for the whole run, and so are ours.
+    ledger = Ledger(single(), PAGE_TOKENS, room_pages=pages)
     baseline = NumpySteps(RUNNING, PAGE_TOKENS, pages)
-    # The baseline's arrays are made for the whole run, so ours are grown beforehand too.
-    grown = np.array([ledger.open() for _ in range(RUNNING)])
-    ledger.advance(grown, STEPS * 12)
-    for sequence in grown.tolist():
-        ledger.free(sequence)
     batch = np.array([ledger.open() for _ in range(RUNNING)])
     # Prompts of different lengths, so that page boundaries do not fall into one step.
     for number, sequence in enumerate(batch.tolist()):
-        ledger.append(sequence, number % PAGE_TOKENS)
-        baseline.cursor[number] = number % PAGE_TOKENS
-        if number % PAGE_TOKENS:
-            baseline.top -= 1
-            baseline.tables[number, 0] = baseline.stack[baseline.top]
-            baseline.refcount[baseline.tables[number, 0]] = 1
-            baseline.held += 1
+        prompt = PROMPT + number % PAGE_TOKENS
+        ledger.append(sequence, prompt)
+        baseline.prefill(number, prompt)
 
     def theirs() -> None:
         for _ in range(STEPS):

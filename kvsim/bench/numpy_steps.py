@@ -28,6 +28,16 @@ class NumpySteps:
         self.held = 0
         self.rows = np.arange(sequences)
 
+    def prefill(self, row: int, tokens: int) -> None:
+        """Give one sequence its prompt."""
+        count = -(-tokens // self.page_tokens)
+        self.top -= count
+        pages = self.stack[self.top : self.top + count]
+        self.tables[row, :count] = pages
+        self.refcount[pages] = 1
+        self.held += count
+        self.cursor[row] = tokens
+
     def step(self) -> None:
         """Append one token to each sequence."""
         entry, offset = np.divmod(self.cursor, self.page_tokens)

@@ -43,6 +43,8 @@ class Ledger(Calls):
         How rows move and positions are numbered; by default nothing moves.
     store : Store, optional
         Where rows live; by default nowhere.
+    room_pages : int
+        Pages that the arrays have room for from the start; they grow as needed.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class Ledger(Calls):
         order: str = "fifo",
         ordering: Order | None = None,
         store: Store | None = None,
+        room_pages: int = 64,
     ) -> None:
         if page_tokens < 1:
             raise LedgerError(f"page_tokens must be at least 1, not {page_tokens}")
@@ -86,6 +89,9 @@ class Ledger(Calls):
             reuse=self.ordering.append == "reuse_holes",
             renumber=self.ordering.positions == "renumber" and self.ordering.compaction == "none",
             renumber_writes=self.ordering.renumber_writes,
+            pages=room_pages,
+            # Segments are powers of two, and a table leaves smaller ones behind as it grows.
+            arena=4 * room_pages if room_pages > 64 else 64,
         )
         self._scalars = self._arrays.scalars
         self.store.resize(int(self._scalars[f.PAGES]))

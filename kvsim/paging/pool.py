@@ -15,8 +15,8 @@ from kvsim.paging import fields as f
 @kernel
 def unlink(pages, page):
     """Take a page out of the queue, wherever it stands."""
-    before = pages[f.PREVIOUS, page]
-    after = pages[f.NEXT, page]
+    before = np.uint64(pages[f.PREVIOUS, page])
+    after = np.uint64(pages[f.NEXT, page])
     pages[f.NEXT, before] = after
     pages[f.PREVIOUS, after] = before
 

@@ -118,30 +118,33 @@ def advance(
     for step in range(scalars[f.STEP], steps):
         quick = np.int64(0)
         for member in range(first, count):
-            sequence = sequences[member]
+            # Unsigned: a signed index pays for a test whether it counts from the end.
+            sequence = sequences[np.uint64(member)]
+            row = np.uint64(sequence)
             # The two common cases of one table without flags stand here and not in a function
             # of their own: handing the arrays over costs more than the append.
-            if plain and tables[sequence, f.ROOM] > 0:
+            room = tables[row, f.ROOM]
+            if plain and room > 0:
                 # A slot in a page that the table has to itself.
-                tables[sequence, f.ROOM] -= 1
-                tables[sequence, f.CURSOR] += 1
+                tables[row, f.ROOM] = room - 1
+                tables[row, f.CURSOR] += 1
                 quick += 1
                 continue
-            entry = tables[sequence, f.ENTRIES]
+            entry = tables[row, f.ENTRIES]
             if (
                 plain
                 and scalars[f.HELD] < limit
-                and entry < tables[sequence, f.CAPACITY]
-                and tables[sequence, f.CURSOR] == entry * page_tokens
+                and entry < tables[row, f.CAPACITY]
+                and tables[row, f.CURSOR] == entry * page_tokens
             ):
                 # A fresh page, and room for it everywhere.
-                at = tables[sequence, f.START] + entry
+                at = np.uint64(tables[row, f.START] + entry)
                 entries[f.PAGE, at] = allocate(scalars, pages, scopes, 0)
                 entries[f.DEAD_IN, at] = 0
-                tables[sequence, f.ENTRIES] = entry + 1
-                tables[sequence, f.NAMED] += 1
-                tables[sequence, f.ROOM] = page_tokens - 1
-                tables[sequence, f.CURSOR] += 1
+                tables[row, f.ENTRIES] = entry + 1
+                tables[row, f.NAMED] += 1
+                tables[row, f.ROOM] = page_tokens - 1
+                tables[row, f.CURSOR] += 1
                 quick += 1
                 continue
             answer = append(arrays, sequence, 1, placed)
