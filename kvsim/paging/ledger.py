@@ -229,6 +229,7 @@ class Ledger(Calls):
         if appended is None:
             appended = np.zeros(sequences.size, np.int64)
         sets = self.geometry.sets
+        distinct = np.unique(sequences).size
         try:
             self._call(
                 "advance",
@@ -244,6 +245,7 @@ class Ledger(Calls):
                 np.arange(sets + 1),
                 np.zeros(sets, np.int64),
                 self._scratch(count),
+                np.empty(distinct, np.int64),
                 NOWHERE,
             )
             return int(self._scalars[f.STEP])
