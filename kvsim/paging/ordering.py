@@ -48,6 +48,9 @@ class Order:
                 raise LedgerError(
                     f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
                 )
+        if self.scattered and (self.compaction != "none" or self.positions != "keep"):
+            # Both would give the positions of one set to the others.
+            raise LedgerError("scattered tokens keep their positions and are not compacted")
 
     @property
     def stored(self) -> bool:

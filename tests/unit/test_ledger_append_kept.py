@@ -158,3 +158,10 @@ def test_positions_that_are_none_of_the_prompts_are_refused(fault):
     with pytest.raises(LedgerError):
         ledger.append_kept(sequence, [np.array(tokens) for tokens in FOREIGN[fault]], 9)
     assert digest(ledger) == before
+
+
+@pytest.mark.parametrize("other", [{"compaction": "forward"}, {"positions": "renumber"}])
+def test_scattered_tokens_are_neither_compacted_nor_renumbered(other):
+    """A verb that gives the positions of one set to another."""
+    with pytest.raises(LedgerError, match="scattered tokens keep their positions"):
+        Order(scattered=True, **other)
