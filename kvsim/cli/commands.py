@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, ScenarioError
 
 app = typer.Typer(
     name="kvsim",
@@ -60,6 +60,11 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
+def _at_least(option: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ScenarioError(f"{option} must be at least {least}, not {value}")
+
+
 def _print_json(value: Any) -> None:
     # In ASCII, so that no encoding of stdout and no odd file name can refuse it.
     typer.echo(json.dumps(value, allow_nan=False))
@@ -99,9 +104,9 @@ def sweep(
         Path | None, typer.Option(help="Results folder; by default results/<folder>-<stem>.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default the cores there are.")
+        int | None, typer.Option(help="Processes; by default the cores there are.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Most scenarios to run now.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most scenarios to run now.")] = None,
     set_: Set = None,
     policy: PolicyFile = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures too.")] = True,
@@ -117,6 +122,8 @@ def sweep(
     from kvsim.lab import execute, reading
     from kvsim.lab import sweep as sweeps
 
+    _at_least("--jobs", jobs, 1)
+    _at_least("--limit", limit, 0)
     plan = sweeps.read(experiment, reading.overrides(set_ or [], policy))
     out = out or Path("results") / plan.name
     render.check_figures(plan.figures)
@@ -170,7 +177,7 @@ def policies(as_json: Json = False) -> None:
 @_command
 def layouts(
     name: Annotated[str | None, typer.Argument(help="A layout's name, or a file.")] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Cached tokens.")] = 131072,
+    tokens: Annotated[int, typer.Option(help="Cached tokens, at least 1.")] = 131072,
     dtype: Annotated[str, typer.Option(help="Type of the stored elements.")] = "bfloat16",
     as_json: Json = False,
 ) -> None:
@@ -182,6 +189,7 @@ def layouts(
     from kvsim.errors import LayoutError
     from kvsim.layout import ELEMENT_BYTES, describe, describe_all
 
+    _at_least("--tokens", tokens, 1)
     if dtype not in ELEMENT_BYTES:
         raise LayoutError(f"--dtype must be one of {', '.join(ELEMENT_BYTES)}, not {dtype!r}")
     if name is None:

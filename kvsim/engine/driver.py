@@ -30,6 +30,8 @@ class Request:
     signals : Signals
     forks_evict : bool
         Whether the forks are evicted too, or only the sequence itself.
+    leaves : bool
+        Whether it finishes when its decode ends; otherwise it stays to the end of the run.
     """
 
     arrival_ns: int
@@ -38,6 +40,7 @@ class Request:
     forks: int
     signals: Signals
     forks_evict: bool = True
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Engine:
         self.steps = 0
         self._remaining: dict[int, int] = {}
         self._since_eviction = 0
+        self._evicting: set[int] = set()
+        self._leaving: set[int] = set()
 
     def run(self) -> int:
         """Run all requests; return the end time in nanoseconds.
@@ -127,6 +132,7 @@ class Engine:
         to_come = len(self.requests)
         checked = 0
         while to_come or any(self._remaining.values()):
+            self._let_leave()
             if self.steps - checked >= CHECK_EVERY_STEPS:
                 self.loop.ledger.check()
                 checked = self.steps
@@ -143,6 +149,15 @@ class Engine:
         for sequence in list(self._remaining):
             self.loop.finish(sequence)
         self._remaining.clear()
+
+    def _let_leave(self) -> None:
+        """Finish what ended in an earlier step; what ends in the last one is still there."""
+        for sequence in [s for s, left in self._remaining.items() if not left]:
+            if sequence in self._leaving:
+                self.loop.finish(sequence)
+                self._leaving.discard(sequence)
+                self._evicting.discard(sequence)
+                del self._remaining[sequence]
 
     def _steps_until_next_event(self, env: simpy.Environment) -> int:
         """Return how many decode steps begin before anything else happens; at least 1."""
@@ -167,7 +182,10 @@ class Engine:
             if last:
                 family += [self.loop.fork(sequence) for _ in range(request.forks)]
             for member in family:
+                if request.leaves and last:
+                    self._leaving.add(member)
                 if member == sequence or request.forks_evict:
+                    self._evicting.add(member)
                     self.loop.evict(member)
                 self._remaining[member] = self._remaining[sequence]
             self.loop.end_step()
@@ -180,13 +198,18 @@ class Engine:
         most = min(most, *(self._remaining[sequence] for sequence in batch))
         if self.when.name == "chunk":
             most = min(most, self.when.chunk_tokens - self._since_eviction)
-        done = self.loop.step(batch, most, evicts=self.when.name == "step")
+        stepwise = self.when.name == "step"
+        evicting = [sequence for sequence in batch if stepwise and sequence in self._evicting]
+        done = self.loop.step(batch, most, evicting)
         for sequence in batch:
             self._remaining[sequence] -= done
         self._since_eviction += done
-        if self.when.name == "chunk" and self._since_eviction == self.when.chunk_tokens:
+        if self.when.name == "chunk":
+            whole = self._since_eviction == self.when.chunk_tokens
             for sequence in batch:
-                self.loop.evict(sequence)
+                # The last chunk of a sequence may be a part of one, like that of its prompt.
+                if sequence in self._evicting and (whole or not self._remaining[sequence]):
+                    self.loop.evict(sequence)
             self.loop.end_step()
-            self._since_eviction = 0
+            self._since_eviction = 0 if whole else self._since_eviction
         return done

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kvsim.errors import CeilingExceeded, Infeasible, LedgerError
+from kvsim.eviction.arrival import arrival_sinks
 from kvsim.eviction.state import RowSource, Rules, Signals, Tracked
 from kvsim.paging import Ledger, steps
 from kvsim.policies import registry
@@ -48,6 +49,8 @@ class EvictionLoop:
     refused_verbs_total : int
         Verbs that the ceiling refused: appends tried again after an eviction, evictions and
         compactions that were left out.
+    finished_tokens_total : int
+        Tokens of sequences that are finished.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class EvictionLoop:
         self.leaps = leaps
         self.tracked: dict[int, Tracked] = {}
         self.refused_verbs_total = 0
+        self.finished_tokens_total = 0
         self._forks = 0
+        self._sinks = arrival_sinks(policy, name)
 
     def open(self, signals: Signals) -> int:
         """Return the number of a new sequence, the same in the ledger and in its twin."""
@@ -171,49 +176,43 @@ class EvictionLoop:
         """End a sequence."""
         self.ledger.free(sequence)
         self.dense.free(sequence)
-        del self.tracked[sequence]
+        self.finished_tokens_total += self.tracked.pop(sequence).appended
 
     def end_step(self) -> None:
         """Sample the peaks that are taken at the end of a step."""
         self.ledger.end_step()
         self.dense.end_step()
 
-    def step(self, sequences: list[int], most: int, evicts: bool) -> int:
-        """Take up to `most` decode steps: a token for each sequence, then eviction if asked.
+    def step(self, sequences: list[int], most: int, evicting: list[int]) -> int:
+        """Take up to `most` decode steps: a token for each sequence, then some are evicted.
 
         Returns
         -------
         int
             Steps taken, at least 1: a policy that Python has to score stops after each.
         """
-        silent = self.observe is None and self._oldest_first()
-        kernel = self.leaps and self.row_source is None and (not evicts or silent)
-        if not kernel:
+        silent = self.observe is None and evicting == sequences and self._oldest_first()
+        if not (self.leaps and self.row_source is None and (silent or not evicting)):
             for sequence in sequences:
                 self.append(sequence, 1)
-            if evicts:
-                for sequence in sequences:
-                    self.evict(sequence)
+            for sequence in evicting:
+                self.evict(sequence)
             self.end_step()
             return 1
-        return self._leap(sequences, most, steps.OLDEST_FIRST if evicts else steps.NO_EVICTION)
+        return self._leap(sequences, most, steps.OLDEST_FIRST if evicting else steps.NO_EVICTION)
 
     def _oldest_first(self) -> bool:
         """Tell whether the kernel may take the victims: the oldest tokens, one by one."""
+        order = self.ledger.ordering
         return (
-            self.policy.static
+            self._sinks is not None
             and self.rules.granularity == "token"
-            and self.ledger.ordering.compaction == "none"
-            and self.ledger.ordering.append == "tail"
-            and self.ledger.ordering.positions == "keep"
+            and (order.compaction, order.append, order.positions) == ("none", "tail", "keep")
         )
-
-    def _sinks(self) -> int:
-        """Return how many tokens at the start are protected, by the rules or by the policy."""
-        return max(self.rules.protect_sinks, getattr(self.policy, "n_sink", 0))
 
     def _leap(self, sequences: list[int], most: int, eviction: int) -> int:
         """Take steps in the kernel; finish here the one that it could not, if any."""
+        sinks = max(self.rules.protect_sinks, self._sinks or 0)
         batch = np.array(sequences, np.int64)
         before = np.array([self.tracked[s].appended for s in sequences], np.int64)
         appended = before.copy()
@@ -227,7 +226,7 @@ class EvictionLoop:
                 appended=appended,
                 fraction=self.rules.fraction,
                 tokens=self.rules.tokens,
-                sinks=self._sinks(),
+                sinks=sinks,
                 recent=self.rules.protect_recent,
             )
         except CeilingExceeded:
@@ -238,7 +237,7 @@ class EvictionLoop:
             self.dense.append(sequence, count)
             state.add(count)
             live = int(np.count_nonzero(self.ledger.retained(sequence, 0)))
-            state.drop_oldest(state.tokens[0].size - live, self._sinks())
+            state.drop_oldest(state.tokens[0].size - live, sinks)
         if done == most:
             return most
         if refused:

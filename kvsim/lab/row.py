@@ -53,6 +53,7 @@ def settings(
     scenario: Scenario, policy: str, parameters: dict[str, Any], layout: str
 ) -> dict[str, Any]:
     """Return the columns that repeat what the scenario asked for; names instead of paths."""
+    arrives = scenario.workload.kind == "requests"
     return {
         "seed": scenario.seed,
         "layout": layout,
@@ -77,7 +78,9 @@ def settings(
         "positions": scenario.compaction.positions,
         "append": scenario.pages.append,
         "workload": scenario.workload.kind,
-        "sequences": scenario.workload.sequences,
+        "sequences": None if arrives else scenario.workload.sequences,
+        "requests": scenario.workload.requests if arrives else None,
+        "rate_per_s": scenario.workload.rate_per_s if arrives else None,
         "forks": scenario.workload.forks,
         "forks_evict": scenario.workload.forks_evict,
         "decode_tokens": scenario.workload.decode_tokens,
@@ -111,7 +114,7 @@ def measure(loop: EvictionLoop, scenario: Scenario, steps: int) -> dict[str, Any
     dense_bytes = loop.dense.held_bytes
     evicted_bytes = ledger.total(f.EVICTED_BYTES_TOTAL)
     metadata = ledger.metadata_bytes
-    appended = sum(state.appended for state in loop.tracked.values())
+    appended = sum(state.appended for state in loop.tracked.values()) + loop.finished_tokens_total
     evicted = ledger.total(f.EVICTED_ROWS_TOTAL) / geometry.units
     return {
         "tokens": appended,

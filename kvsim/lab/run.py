@@ -58,6 +58,8 @@ def _measure(scenario: Scenario, parts: setup.Parts, maps: Maps) -> dict[str, An
     measured: dict[str, Any] = {"layers_counted": counted}
 
     def before_finish() -> None:
+        # Recounted here, while there is something to recount: finishing empties the ledger.
+        loop.ledger.check()
         measured.update(row.measure(loop, scenario, engine.steps))
         if loop.row_source is not None:
             # Every retained row must still be its token's row, bit for bit.
@@ -66,7 +68,6 @@ def _measure(scenario: Scenario, parts: setup.Parts, maps: Maps) -> dict[str, An
 
     engine = setup.make_engine(scenario, parts, loop, before_finish)
     engine.run()
-    loop.ledger.check()
     return measured
 
 
@@ -107,6 +108,12 @@ def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
             measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
         except NotApplicable as refusal:
             measured, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
+    if scenario.budget.tokens:
+        # With tokens given, the fraction of the scenario says nothing; this one does.
+        workload = scenario.workload
+        prompts = workload.sequences * (1 + workload.forks)
+        appended = None if workload.kind == "requests" else measured.get("tokens")
+        head["budget_fraction"] = scenario.budget.tokens * prompts / appended if appended else None
     return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
 
 

@@ -252,6 +252,7 @@ def requests(scenario: Scenario, parts: Parts) -> list[Request]:
             forks=workload.forks,
             signals=_signals(scenario, parts, number),
             forks_evict=workload.forks_evict,
+            leaves=workload.kind == "requests",
         )
         for number, (arrival_ns, prompt, decode) in enumerate(plan)
     ]

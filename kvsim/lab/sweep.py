@@ -71,6 +71,16 @@ def _axes(tables: Any, source: str) -> list[Axis]:
     return [_axis(table, source) for table in tables]
 
 
+def _check_distinct(axes: list[Axis], source: str) -> None:
+    """Refuse a key that stands in two axes: the later one would silently win."""
+    seen: set[str] = set()
+    for axis in axes:
+        for key in axis[0]:
+            if key in seen:
+                raise ScenarioError(f"{source}: key {key} stands in two axes")
+            seen.add(key)
+
+
 def _without(axes: list[Axis], keys: set[str]) -> list[Axis]:
     """Return the axes without overridden keys: an override replaces an axis, not a point of it."""
     kept: list[Axis] = []
@@ -135,6 +145,7 @@ def read(experiment: Path, extra: dict[str, Any] | None = None) -> Sweep:
     for grid in grids:
         own = dict(grid)
         product = [*axes, *_axes(own.pop("axes", []), source)]
+        _check_distinct(product, source)
         keys = reading.with_overrides(
             {**base, **reading.anchor(reading.flatten(own, source), file.parent)}, extra
         )

@@ -96,6 +96,10 @@ def make(
         scopes=scopes.astype(np.int64),
         plan=np.zeros((f.PLAN_FIELDS, moves), np.int64),
     )
+    for array in (arrays.entries, arrays.dead, arrays.holders, arrays.position):
+        # Touch the memory now: the operating system hands out zeroed memory at its first use,
+        # which would then fall into somebody's step.
+        array.fill(0)
     return arrays._replace(pages=grow_pages(arrays, pages))
 
 

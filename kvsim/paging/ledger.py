@@ -245,7 +245,9 @@ class Ledger(Calls):
                 np.arange(sets + 1),
                 np.zeros(sets, np.int64),
                 self._scratch(count),
+                np.empty(self.page_tokens, np.int64),
                 np.empty(distinct, np.int64),
+                np.empty(sequences.size, np.int64),
                 NOWHERE,
             )
             return int(self._scalars[f.STEP])

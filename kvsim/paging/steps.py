@@ -71,46 +71,77 @@ def settle(scalars, appended, begun, late, step, member):
 
 
 @kernel
-def catch_up(scalars, tables, sequences, left):
-    """Write into the tables what the countdown has used of each member's room."""
-    for member in range(sequences.shape[0]):
-        row = sequences[member]
-        used = tables[row, f.ROOM] - left[member]
+def catch_up(scalars, tables, sequences, since, step, member):
+    """Write into the tables what each member has appended since it was last looked at.
+
+    Steps below `step` are done, and in that step the members below `member` have their token.
+    `since` holds for each member the first step that its table does not know of.
+    """
+    for index in range(sequences.shape[0]):
+        row = sequences[index]
+        used = step + (index < member) - since[index]
         tables[row, f.CURSOR] += used
-        tables[row, f.ROOM] = left[member]
+        tables[row, f.ROOM] -= used
         scalars[f.APPENDED_TOTAL] += used
 
 
 @kernel
-def countdown(arrays, sequences, steps, appended, left, placed):
+def enter(heads, follower, due, member):
+    """Put a member into the list of those whose room is used up at a step, in ascending order."""
+    before = np.int64(-1)
+    after = heads[due]
+    while after >= 0 and after < member:
+        before = after
+        after = follower[after]
+    follower[member] = after
+    if before < 0:
+        heads[due] = member
+    else:
+        follower[before] = member
+
+
+@kernel
+def calendar(arrays, sequences, steps, appended, heads, follower, since, placed):
     """Take steps without eviction over tables without flags, from the start of a step.
 
-    `left` counts each member's room down, side by side in memory, and a table is touched only
-    when its room is used up: a step then costs a fraction of a nanosecond a member.
+    A table is touched only at the step at which the room of its last page is used up. Room is
+    less than a page, so a calendar of page_tokens lists holds every member, and a member that
+    gets a fresh page stays in its list. Within a step members go in their order, as they would
+    one by one.
     """
     scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
     page_tokens = scalars[f.PAGE_TOKENS]
     limit = min(scalars[f.CEILING], scalars[f.PAGES])
     begun = scalars[f.STEP]
-    for member in range(sequences.shape[0]):
-        left[member] = tables[sequences[member], f.ROOM]
+    for due in range(page_tokens):
+        heads[due] = -1
+    for back in range(sequences.shape[0]):
+        member = sequences.shape[0] - 1 - back
+        due = (begun + tables[sequences[member], f.ROOM]) % page_tokens
+        follower[member] = heads[due]
+        heads[due] = member
+        since[member] = begun
     for step in range(begun, steps):
-        for member in range(sequences.shape[0]):
-            room = left[member] - 1
-            left[member] = room
-            if room >= 0:
-                continue
+        today = step % page_tokens
+        member = heads[today]
+        heads[today] = -1
+        newest = np.int64(-1)
+        while member >= 0:
+            following = follower[member]
             sequence = sequences[member]
-            scalars[f.APPENDED_TOTAL] += tables[sequence, f.ROOM]
-            tables[sequence, f.CURSOR] += tables[sequence, f.ROOM]
-            tables[sequence, f.ROOM] = 0
+            used = step - since[member]
+            tables[sequence, f.CURSOR] += used
+            tables[sequence, f.ROOM] -= used
+            scalars[f.APPENDED_TOTAL] += used
+            since[member] = step
             entry = tables[sequence, f.ENTRIES]
             if (
                 scalars[f.HELD] < limit
                 and entry < tables[sequence, f.CAPACITY]
                 and tables[sequence, f.CURSOR] == entry * page_tokens
             ):
-                # A fresh page, and room for it everywhere.
+                # A fresh page, and room for it everywhere. It stands here and not in a function
+                # of its own: handing the arrays over costs more than taking the page.
                 at = tables[sequence, f.START] + entry
                 entries[f.PAGE, at] = allocate(scalars, pages, scopes, 0)
                 entries[f.DEAD_IN, at] = 0
@@ -119,16 +150,26 @@ def countdown(arrays, sequences, steps, appended, left, placed):
                 tables[sequence, f.ROOM] = page_tokens - 1
                 tables[sequence, f.CURSOR] += 1
                 scalars[f.APPENDED_TOTAL] += 1
-                left[member] = page_tokens - 1
-                continue
-            answer = append(arrays, sequence, 1, placed)
-            left[member] = tables[sequence, f.ROOM]
-            if answer != f.OK:
-                catch_up(scalars, tables, sequences, left)
-                settle(scalars, appended, begun, 0, step, member)
-                return answer
+            else:
+                answer = append(arrays, sequence, 1, placed)
+                if answer != f.OK:
+                    catch_up(scalars, tables, sequences, since, step, member)
+                    settle(scalars, appended, begun, 0, step, member)
+                    return answer
+            since[member] = step + 1
+            due = (step + 1 + tables[sequence, f.ROOM]) % page_tokens
+            if due != today:
+                enter(heads, follower, due, member)
+            else:
+                follower[member] = -1
+                if newest < 0:
+                    heads[today] = member
+                else:
+                    follower[newest] = member
+                newest = member
+            member = following
         scalars[f.HELD_PEAK] = max(scalars[f.HELD_PEAK], scalars[f.HELD])
-    catch_up(scalars, tables, sequences, left)
+    catch_up(scalars, tables, sequences, since, steps, 0)
     settle(scalars, appended, begun, 0, steps, 0)
     return f.OK
 
@@ -147,7 +188,9 @@ def advance(
     starts,
     victims,
     scratch,
-    left,
+    heads,
+    follower,
+    since,
     placed,
 ):
     """Append one token to each of `sequences`, `steps` times over, evicting after each step.
@@ -168,23 +211,23 @@ def advance(
         Protected tokens at both ends.
     starts, victims : int64 [sets + 1], int64 [sets]
         Scratch: one victim list of length 1 a set.
-    left : int64 [n]
-        Scratch for the countdown of each member's room; shorter if a sequence stands twice.
+    heads, follower, since : int64 [page_tokens], int64 [n], int64 [n]
+        Scratch for the calendar; `follower` is shorter if a sequence stands twice.
     """
     scalars, _, _, _, _, holders, position, _, _ = arrays
     count = sequences.shape[0]
     flags = holders.shape[0] + position.shape[0]
     plain = scalars[f.UNITS] == 1 and flags == 0
-    # A sequence that stands twice in a batch has one room for two members.
-    counts_down = plain and eviction == NO_EVICTION and left.shape[0] == count
-    if counts_down and scalars[f.MEMBER] == 0:
-        return countdown(arrays, sequences, steps, appended, left, placed)
+    # A sequence that stands twice in a batch would have one room for two members.
+    calendared = plain and eviction == NO_EVICTION and follower.shape[0] == count
+    if calendared and scalars[f.MEMBER] == 0:
+        return calendar(arrays, sequences, steps, appended, heads, follower, since, placed)
     # Members 0..n-1 append, members n..2n-1 evict: both halves can be resumed.
     begun = scalars[f.STEP]
     late = scalars[f.MEMBER]
     first = late
     # A step that was broken off is finished here, member by member.
-    last = begun + 1 if counts_down else steps
+    last = begun + 1 if calendared else steps
     for step in range(begun, last):
         for member in range(first, count):
             sequence = sequences[member]
@@ -209,5 +252,5 @@ def advance(
         first = np.int64(0)
     settle(scalars, appended, begun, late, last, 0)
     if last < steps:
-        return countdown(arrays, sequences, steps, appended, left, placed)
+        return calendar(arrays, sequences, steps, appended, heads, follower, since, placed)
     return f.OK

@@ -28,8 +28,9 @@ class Policy:
     granularities : tuple of str
         Granularities that make sense for it.
     static : bool
-        Whether the order of eviction is that of arrival, protected tokens aside: then the
-        kernel of the step loop takes the victims.
+        Whether the order of eviction is that of arrival, the first few protected tokens aside:
+        then the kernel of the step loop takes the victims. The loop asks the policy with a
+        probe before it believes this (`kvsim.eviction.arrival`).
     before_paging : bool
         Whether victims of the prompt are chosen before it is appended, and never are appended.
     kind : {"evict", "merge", "encode", "summarise"}

@@ -14,8 +14,9 @@ class PagedEviction(Policy):
 
     Paper: PagedEviction, arXiv 2509.04377. Prompt: the lowest tokens are dropped before paging,
     so they are never appended. Decoding: when the newest page fills, the page with the lowest
-    mean score goes; that is granularity `page` with `budget.when = "step"`. Reconstructed: that
-    a page's aggregate is the mean was recalled, not read.
+    mean score goes; that is granularity `page` with `budget.when = "step"`. Deviation: a page goes
+    when a page's worth of tokens is over the budget, which is when the newest page fills if the
+    budget is whole pages. Reconstructed: that the aggregate is the mean was recalled, not read.
     """
 
     signals = ("key_norms", "value_norms")

@@ -115,7 +115,7 @@ def test_a_budget_in_tokens_is_a_fraction_of_the_prompt(opposite):
     by_tokens = row_of(opposite, selection__sets="head", budget__tokens=2)
     by_fraction = row_of(opposite, selection__sets="head", budget__fraction=1 / 3)
     differing = {k for k in by_tokens if by_tokens[k] != by_fraction[k]}
-    assert differing == {"run_id", "budget_tokens", "budget_fraction"}
+    assert differing == {"run_id", "budget_tokens"}
 
 
 def test_a_budget_that_keeps_everything_evicts_nothing(opposite):

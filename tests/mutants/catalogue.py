@@ -80,8 +80,8 @@ PAGING = [
     Mutant(
         "an off-by-one in the cursor",
         "paging/steps.py",
-        "tables[sequence, f.ROOM] = page_tokens - 1",
-        "tables[sequence, f.ROOM] = page_tokens",
+        "used = step - since[member]",
+        "used = step - since[member] + 1",
         KILLS + "test_advancing_through_pages_fills_each_of_them",
     ),
     Mutant(
