@@ -31,9 +31,7 @@ class Backwards(Policy):
 
 
 def run(**keys):
-    return lab_run.run(
-        scenario({**SYNTHETIC, **{k.replace("__", "."): v for k, v in keys.items()}})
-    )
+    return row_of(SYNTHETIC, **keys)
 
 
 @pytest.mark.parametrize(
