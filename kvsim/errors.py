@@ -59,6 +59,22 @@ class CeilingExceeded(LedgerError):
         super().__init__(f"{verb} needs {needed_pages} pages and the ceiling leaves {free_pages}")
 
 
+class ExactnessRefused(LedgerError):
+    """What was asked cannot be done exactly with these planes or layers. Says what would."""
+
+
+class RotationError(LedgerError):
+    """A rotation cannot be built, or a position lies past its table."""
+
+
+class SwapError(LedgerError):
+    """A swap file is truncated, altered, or from a cache of another shape."""
+
+
+class MemoryRefused(LedgerError):
+    """Planes are larger than the memory that there is. Nothing was allocated."""
+
+
 class Infeasible(KvsimError):
     """A run cannot meet its own terms. It becomes a row with outcome ``infeasible``."""
 

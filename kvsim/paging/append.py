@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.moves import copy_on_write, refuse_or_grow
-from kvsim.paging.pool import allocate
+from kvsim.paging.pool import page_for
 from kvsim.paging.segments import missing, reserve
 
 
@@ -39,7 +39,7 @@ def append_need(scalars, tables, pages, entries, table, tokens):
     cursor = tables[table, f.CURSOR]
     used = (cursor + page_tokens - 1) // page_tokens
     wanted = (cursor + tokens + page_tokens - 1) // page_tokens
-    need = wanted - used
+    need = max(np.int64(0), wanted - used - tables[table, f.RESERVED])
     moves = np.int64(0)
     offset = cursor % page_tokens
     if offset and tokens > 0:
@@ -118,7 +118,7 @@ def append_table(
         if offset and pages[f.REFCOUNT, entries[f.PAGE, start + used - 1]] > 1:
             copy_on_write(scalars, tables, pages, entries, scopes, plan, table, used - 1, offset)
         for entry in range(used, wanted):
-            entries[f.PAGE, start + entry] = allocate(scalars, pages, scopes, scope)
+            entries[f.PAGE, start + entry] = page_for(scalars, tables, pages, scopes, table)
             entries[f.DEAD_IN, start + entry] = 0
         # The last page is this table's own now, so the rest of it can be filled unseen.
         tables[table, f.ROOM] = wanted * page_tokens - cursor - tokens + reused

@@ -50,9 +50,16 @@ class Calls(Readings):
             if answer == f.BAD_VICTIM:
                 raise BadVictim(need)
             self._flush()
-            self._arrays = memory.grown(self._arrays, what, need)
+            pages = int(scalars[f.PAGES])
+            larger = memory.grown(self._arrays, what, need)
             if what == f.GROW_PAGES:
-                self.store.resize(int(scalars[f.PAGES]))
+                try:
+                    self.store.resize(int(scalars[f.PAGES]))
+                except LedgerError:
+                    # No memory for the rows: the pool stays as large as it was.
+                    scalars[f.PAGES] = pages
+                    raise
+            self._arrays = larger
         self._flush()
 
     def _flush(self) -> None:
@@ -60,6 +67,21 @@ class Calls(Readings):
         if moves:
             self.store.apply(self._arrays.plan[:, :moves])
             self._scalars[f.PLAN] = 0
+
+    def swap_peak(self, peak: int) -> int:
+        """Set EXTRA_PEAK and return what it was, so that one verb's own peak can be read."""
+        before = int(self._scalars[f.EXTRA_PEAK])
+        self._scalars[f.EXTRA_PEAK] = peak
+        return before
+
+    def copy_of_arrays(self) -> memory.Arrays:
+        """Return a copy of everything, for `put_back` to undo a verb made of several."""
+        return memory.Arrays(*(array.copy() for array in self._arrays))
+
+    def put_back(self, saved: memory.Arrays) -> None:
+        """Be as when the arrays were copied. Only before any move reached the store."""
+        self._arrays = saved
+        self._scalars = saved.scalars
 
     def _taken_number(self) -> int:
         number = int(self._scalars[f.MEMBER])

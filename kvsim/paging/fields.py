@@ -54,8 +54,10 @@ ROOT = 9  # the family: all that descend by forks from one opened sequence share
 NEXT_FREE = 10  # next freed sequence number, when the row is not in use
 NAMED = 11  # entries that name a page
 OLDEST = 12  # no slot below this one is live, but for protected sinks: 0 is always right
-NEXT_POSITION = 13  # the position that the next token gets; a column per row of `position`
-TABLE_FIELDS = 13  # and one NEXT_POSITION for each row of `position`
+RESERVED = 13  # pages taken ahead for this table, named by no entry yet,
+RESERVE = 14  # and the first of them; they are chained by NEXT, which a held page does not use
+NEXT_POSITION = 15  # the position that the next token gets; a column per row of `position`
+TABLE_FIELDS = 15  # and one NEXT_POSITION for each row of `position`
 
 # pages, int32 [field, page]; the last column is the queue's sentinel.
 REFCOUNT = 0

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import LedgerError, VictimError
-from kvsim.paging import append, compaction, eviction, lifecycle, steps
+from kvsim.paging import append, compaction, eviction, steps
 from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
-from kvsim.paging.calls import BadVictim, Calls
+from kvsim.paging.calls import BadVictim
 from kvsim.paging.geometry import Geometry
+from kvsim.paging.lives import Lives
 from kvsim.paging.ordering import ALGORITHMS, Order
 from kvsim.paging.recount import recount
 from kvsim.paging.store import CountingStore, Store
@@ -26,7 +27,7 @@ UNLIMITED = 2**31 - 2
 NOWHERE = np.empty((0, 0), np.int64)
 
 
-class Ledger(Calls):
+class Ledger(Lives):
     """Block tables of many sequences over one refcounted pool of pages.
 
     Parameters
@@ -97,11 +98,6 @@ class Ledger(Calls):
         self.store.resize(int(self._scalars[f.PAGES]))
 
     # Verbs
-
-    def open(self) -> int:
-        """Return the number of a new, empty sequence."""
-        self._call("open", lifecycle.open_sequence)
-        return self._taken_number()
 
     def append(self, sequence: int, tokens: int, rows: Iterable[object] | None = None) -> None:
         """Append `tokens` slots to every table of a sequence, copying shared pages on write.
@@ -254,12 +250,6 @@ class Ledger(Calls):
         finally:
             self._scalars[f.STEP] = self._scalars[f.MEMBER] = 0
 
-    def fork(self, parent: int) -> int:
-        """Return the number of a new sequence that shares every page of `parent`."""
-        self._check_open(parent)
-        self._call("fork", lifecycle.fork, parent)
-        return self._taken_number()
-
     def evict(self, sequence: int, victims: Iterable[np.ndarray]) -> None:
         """Let each set of a sequence drop slots; pages left without a live slot are let go.
 
@@ -345,17 +335,6 @@ class Ledger(Calls):
             pages[1],
             self._scratch(),
         )
-
-    def free(self, sequence: int) -> None:
-        """End a sequence and let go of its pages.
-
-        Raises
-        ------
-        LedgerError
-            If the sequence is not open: a double free is refused, not ignored.
-        """
-        self._check_open(sequence)
-        self._call("free", lifecycle.free, sequence)
 
     def end_step(self) -> None:
         """Sample the peak that is taken at the end of a step."""

@@ -1,4 +1,4 @@
-"""The verbs open, fork and free: how sequences begin and end."""
+"""The verbs open, fork, reserve, clone's copying, and free: how sequences begin and end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.moves import refuse_or_grow
-from kvsim.paging.pool import let_go
+from kvsim.paging.moves import copy_on_write, refuse_or_grow
+from kvsim.paging.pool import let_go, page_for, take_ahead
 from kvsim.paging.segments import copy_segment, give_back, missing, reserve
 
 
@@ -82,6 +82,55 @@ def fork(arrays, parent):
 
 
 @kernel
+def reserve_ahead(arrays, sequence, tokens):
+    """Take the pages that the next `tokens` tokens of a sequence need, in every table."""
+    scalars, tables, pages, entries, _, _, _, scopes, plan = arrays
+    page_tokens = scalars[f.PAGE_TOKENS]
+    units = scalars[f.UNITS]
+    need = np.int64(0)
+    for table in range(sequence * units, (sequence + 1) * units):
+        wanted = (tables[table, f.CURSOR] + tokens + page_tokens - 1) // page_tokens
+        need += max(np.int64(0), wanted - tables[table, f.ENTRIES] - tables[table, f.RESERVED])
+    answer = refuse_or_grow(scalars, entries, plan, need, 0, 0)
+    if answer != f.OK:
+        return answer
+    for table in range(sequence * units, (sequence + 1) * units):
+        wanted = (tables[table, f.CURSOR] + tokens + page_tokens - 1) // page_tokens
+        more = wanted - tables[table, f.ENTRIES] - tables[table, f.RESERVED]
+        if more > 0:
+            take_ahead(scalars, tables, pages, scopes, table, more)
+    return f.OK
+
+
+@kernel
+def own_every_page(arrays, sequence):
+    """Give a sequence its own copy of every page that it shares."""
+    scalars, tables, pages, entries, _, _, _, scopes, plan = arrays
+    page_tokens = scalars[f.PAGE_TOKENS]
+    units = scalars[f.UNITS]
+    need = np.int64(0)
+    moves = np.int64(0)
+    for table in range(sequence * units, (sequence + 1) * units):
+        start = tables[table, f.START]
+        for entry in range(tables[table, f.ENTRIES]):
+            page = np.int64(entries[f.PAGE, start + entry])
+            if page >= 0 and pages[f.REFCOUNT, page] > 1:
+                need += 1
+                moves += min(page_tokens, tables[table, f.CURSOR] - entry * page_tokens)
+    answer = refuse_or_grow(scalars, entries, plan, need, 0, moves)
+    if answer != f.OK:
+        return answer
+    for table in range(sequence * units, (sequence + 1) * units):
+        start = tables[table, f.START]
+        for entry in range(tables[table, f.ENTRIES]):
+            page = np.int64(entries[f.PAGE, start + entry])
+            if page >= 0 and pages[f.REFCOUNT, page] > 1:
+                rows = min(page_tokens, tables[table, f.CURSOR] - entry * page_tokens)
+                copy_on_write(scalars, tables, pages, entries, scopes, plan, table, entry, rows)
+    return f.OK
+
+
+@kernel
 def free(arrays, sequence):
     """End a sequence: let go of all its pages. Finishing adds to no flow of eviction."""
     scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
@@ -100,6 +149,9 @@ def free(arrays, sequence):
                     np.int64(entries[f.PAGE, entry]),
                     f.FINISHED_TOTAL,
                 )
+        while tables[table, f.RESERVED] > 0:
+            ahead = page_for(scalars, tables, pages, scopes, table)
+            let_go(scalars, pages, scopes, scope, ahead, f.FINISHED_TOTAL)
         give_back(scalars, tables, entries, table)
         for field in range(tables.shape[1]):
             tables[table, field] = 0

@@ -51,6 +51,33 @@ def allocate(scalars, pages, scopes, scope):
 
 
 @kernel
+def take_ahead(scalars, tables, pages, scopes, table, count):
+    """Take pages for a table before it needs them; they join the end of its chain."""
+    last = np.int64(-1)
+    for _ in range(tables[table, f.RESERVED]):
+        last = tables[table, f.RESERVE] if last < 0 else np.int64(pages[f.NEXT, last])
+    for _ in range(count):
+        page = allocate(scalars, pages, scopes, tables[table, f.SCOPE])
+        if last < 0:
+            tables[table, f.RESERVE] = page
+        else:
+            pages[f.NEXT, last] = page
+        last = page
+    tables[table, f.RESERVED] += count
+
+
+@kernel
+def page_for(scalars, tables, pages, scopes, table):
+    """Return a page for a table's next entry: one taken ahead, else the queue's next."""
+    if tables[table, f.RESERVED] == 0:
+        return allocate(scalars, pages, scopes, tables[table, f.SCOPE])
+    page = tables[table, f.RESERVE]
+    tables[table, f.RESERVE] = pages[f.NEXT, page]
+    tables[table, f.RESERVED] -= 1
+    return page
+
+
+@kernel
 def let_go(scalars, pages, scopes, scope, page, flow):
     """Drop one reference; at 0 the page is freed and `flow` counts it."""
     left = np.int64(pages[f.REFCOUNT, page]) - 1

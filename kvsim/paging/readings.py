@@ -40,6 +40,11 @@ class Readings:
         """Pages that the ceiling leaves."""
         return int(self._scalars[f.CEILING] - self._scalars[f.HELD])
 
+    @property
+    def room_pages(self) -> int:
+        """Pages that the pool's arrays, and the store, have room for."""
+        return int(self._scalars[f.PAGES])
+
     def total(self, field: int) -> int:
         """Return one of the flows named ``*_TOTAL`` or peaks named ``*_PEAK`` in `fields`."""
         return int(self._scalars[field])

@@ -30,7 +30,13 @@ def _check_table(arrays: Arrays, table: int, references: np.ndarray) -> None:
     named = pages[pages >= 0]
     _must(named.size == np.unique(named).size, f"table {table}: a page is named twice")
     _must(named.size == int(row[f.NAMED]), f"table {table}: wrong count of named pages")
+    ahead = _ahead(arrays, row)
+    _must(
+        np.unique(ahead).size == ahead.size and not np.isin(ahead, named).any(),
+        f"table {table}: a page taken ahead is named twice",
+    )
     np.add.at(references, named, 1)
+    np.add.at(references, ahead, 1)
     base = start * page_tokens
     dead = arrays.dead[base : base + cursor].astype(bool)
     hole = int(row[f.HOLE])
@@ -60,6 +66,16 @@ def _check_table(arrays: Arrays, table: int, references: np.ndarray) -> None:
         owned = int(arrays.pages[f.REFCOUNT, pages[-1]]) == 1
         _must(owned, f"table {table}: room in a page that it shares")
     _must(cursor == 0 or not dead[-1], f"table {table}: the slot below the cursor is dead")
+
+
+def _ahead(arrays: Arrays, row: np.ndarray) -> np.ndarray:
+    """Return the pages that a table has taken ahead, int64 [reserved]."""
+    chain = []
+    page = int(row[f.RESERVE])
+    for _ in range(int(row[f.RESERVED])):
+        chain.append(page)
+        page = int(arrays.pages[f.NEXT, page])
+    return np.array(chain, np.int64)
 
 
 def _check_positions(arrays: Arrays, table: int, base: int, cursor: int, dead: np.ndarray) -> None:
@@ -129,6 +145,7 @@ def recount(arrays: Arrays, geometry: Geometry) -> None:
             f"table {table}: one of its pages serves another scope unit",
         )
         owner[named] = scope
+        owner[_ahead(arrays, row)] = scope
         page = pages_here[numbers // page_tokens]
         kind = np.where(arrays.dead[start * page_tokens + numbers], 1, 2)
         there = page >= 0

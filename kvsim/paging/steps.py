@@ -138,6 +138,7 @@ def calendar(arrays, sequences, steps, appended, heads, follower, since, placed)
             if (
                 scalars[f.HELD] < limit
                 and entry < tables[sequence, f.CAPACITY]
+                and tables[sequence, f.RESERVED] == 0
                 and tables[sequence, f.CURSOR] == entry * page_tokens
             ):
                 # A fresh page, and room for it everywhere. It stands here and not in a function

@@ -1,0 +1,119 @@
+"""The shape of a real cache: its families, where each row stands in each plane, how it rotates.
+
+Rows of one token in one family lie behind one another, in layer-major order of their (layer,
+head): a plane of a family is [token, elements], and `offsets` says where each unit begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kvsim.errors import LayoutError
+from kvsim.layout import PLANES
+from kvsim.layout.families import ROW_TYPES, RowFamily, RowSpec
+from kvsim.paging import Geometry
+from kvsim.tensors.rope import Rope
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one token's rows look like.
+
+    Attributes
+    ----------
+    families : tuple of RowFamily
+    ropes : tuple of Rope
+        How each layer of the model rotates: one for all layers, or one for each.
+    planes : {"kv", "kv_raw", "raw_only"}
+    max_positions : int
+        Positions that the rotation tables cover; one past the highest.
+    """
+
+    families: tuple[RowFamily, ...]
+    ropes: tuple[Rope, ...]
+    planes: str = "kv_raw"
+    max_positions: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.planes not in PLANES:
+            raise LayoutError(f"planes must be one of {', '.join(PLANES)}, not {self.planes!r}")
+        if self.max_positions < 1:
+            raise LayoutError(f"max_positions must be at least 1, not {self.max_positions}")
+        layers = 1 + max(row.layer for family in self.families for row in family.rows)
+        if len(self.ropes) not in (1, layers):
+            raise LayoutError(f"one rope is needed, or {layers}, not {len(self.ropes)}")
+        for family in self.families:
+            for row in family.rows:
+                rope = self.rope_of(row)
+                if row.rope_dim and rope.dim != row.rope_dim:
+                    raise LayoutError(
+                        f"family {family.name!r}, layer {row.layer}: the rope turns {rope.dim}"
+                        f" elements where the row has {row.rope_dim}"
+                    )
+
+    def rope_of(self, row: RowSpec) -> Rope:
+        """Return the rotation of a row's layer."""
+        return self.ropes[row.layer if len(self.ropes) > 1 else 0]
+
+    @property
+    def units(self) -> tuple[tuple[int, RowSpec], ...]:
+        """Every (family number, row), in the order of the ledger's units."""
+        return tuple((at, row) for at, family in enumerate(self.families) for row in family.rows)
+
+    @cached_property
+    def offsets(self) -> tuple[dict[str, np.ndarray], ...]:
+        """For each family and plane, where each of its rows begins, int64 [rows + 1]."""
+        found = []
+        for family in self.families:
+            planes = {}
+            for name in PLANES[self.planes]:
+                widths = [row.widths(self.planes).get(name, 0) for row in family.rows]
+                if sum(widths):
+                    planes[name] = np.cumsum([0, *widths]).astype(np.int64)
+            found.append(planes)
+        return tuple(found)
+
+    def elements(self, family: int, plane: str) -> int:
+        """Return the elements of one token in a plane of a family; 0 if it has none."""
+        offsets = self.offsets[family].get(plane)
+        return 0 if offsets is None else int(offsets[-1])
+
+    def geometry(self, scope: str = "sequence", sets: str = "shared") -> Geometry:
+        """Return the ledger's geometry: families never share a table.
+
+        Parameters
+        ----------
+        scope : {"sequence", "layer", "head"}
+            What one block table covers, inside each family.
+        sets : {"shared", "layer", "head"}
+            Which rows keep and drop tokens together.
+        """
+        return Geometry(
+            unit_scope=_numbered(
+                [(at, *_label(scope, at, row)) for at, row in self.units],
+            ),
+            unit_set=_numbered([_label(sets, at, row) for at, row in self.units]),
+            unit_row_bytes=tuple(
+                ROW_TYPES[self.families[at].dtype] * sum(row.widths(self.planes).values())
+                for at, row in self.units
+            ),
+        )
+
+
+def _label(how: str, family: int, row: RowSpec) -> tuple[int, ...]:
+    if how in ("sequence", "shared"):
+        return ()
+    if how == "layer":
+        return (row.layer,)
+    if how == "head":
+        return (family, row.layer, row.head)
+    raise LayoutError(f"rows are cut by sequence, layer or head, not by {how!r}")
+
+
+def _numbered(labels: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    order: dict[tuple[int, ...], int] = {}
+    return tuple(order.setdefault(label, len(order)) for label in labels)
