@@ -35,7 +35,15 @@ class FigureError(KvsimError):
 
 
 class LedgerError(KvsimError):
-    """A verb of the ledger was refused. The ledger is as it was before the call."""
+    """A verb of the ledger was refused. The ledger is as it was before the call.
+
+    Attributes
+    ----------
+    receipt : object or None
+        Where an eviction was refused, the receipt that says so.
+    """
+
+    receipt: object | None = None
 
 
 class VictimError(LedgerError):

@@ -2,7 +2,8 @@
 
 Numba's cache does not see a change in a function that a kernel calls from another module, so a
 stale build could be served. The folder's name therefore hashes every source file that can reach
-one: those that import this module, and the constants in files called `fields`. No fastmath: the counts are integers, and the rows are proved bit by bit.
+one: those that import this module, and those named in CONSTANTS. No fastmath: the counts are
+integers, and the rows are proved bit by bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+CONSTANTS = ("fields.py", "lanes.py", "streaming.py")
 ROOMS = ("paging", "tensors", "workload", "engine")
 
 
@@ -23,7 +25,7 @@ def _sources_hash() -> str:
     for room in ROOMS:
         for source in sorted((package / room).rglob("*.py")):
             text = source.read_bytes()
-            if b"kvsim.jit" in text or source.name == "fields.py":
+            if b"kvsim.jit" in text or source.name in CONSTANTS:
                 digest.update(source.relative_to(package).as_posix().encode())
                 digest.update(text)
     return digest.hexdigest()[:16]

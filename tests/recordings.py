@@ -14,6 +14,9 @@ from kvsim.lab.scenario import Scenario
 
 NAMES = ("cum", "last", "snap", "knorm")
 
+# How the tiny layouts rotate their keys.
+ROPE = {"theta": 10000.0, "type": "default", "partial": 1.0}
+
 
 def arrays(layers: int, heads: int, tokens: int, seed: int = 1) -> dict[str, np.ndarray]:
     """Return the four arrays of a recording: positive, and no two scores alike."""
@@ -35,7 +38,7 @@ def write_layout(folder: Path, layers: int, heads: int, kind: str = "full") -> s
     if kind != "full":
         layer["window"] = 8
     path = folder / f"layout-{layers}x{heads}-{kind}.json"
-    path.write_text(json.dumps({"name": f"tiny-{layers}x{heads}", "layers": [layer]}))
+    path.write_text(json.dumps({"name": f"tiny-{layers}x{heads}", "layers": [layer], "rope": ROPE}))
     return str(path)
 
 

@@ -118,7 +118,7 @@ class EvictionLoop:
         state = self.tracked[sequence]
         rows = None
         if self.row_source is not None:
-            rows = self.row_source.rows(sequence, state.appended, tokens)
+            rows = self.row_source.rows(self.ledger, sequence, state.appended, tokens)
         self.ledger.append(sequence, tokens, rows)
         self.dense.append(sequence, tokens)
         state.add(tokens)
@@ -150,7 +150,7 @@ class EvictionLoop:
         kept = [np.flatnonzero(~out) for out in victims]
         rows = None
         if self.row_source is not None:
-            rows = self.row_source.chosen(sequence, kept)
+            rows = self.row_source.chosen(self.ledger, sequence, kept)
         try:
             self.ledger.append_kept(sequence, kept, tokens, rows)
         except CeilingExceeded as refusal:

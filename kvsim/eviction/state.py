@@ -30,10 +30,10 @@ class Signals(Protocol):
 class RowSource(Protocol):
     """Where the rows of new tokens come from, if a store keeps any."""
 
-    def rows(self, sequence: int, first: int, tokens: int) -> list[Any]:
+    def rows(self, ledger: Ledger, sequence: int, first: int, tokens: int) -> list[Any]:
         """Return the rows of tokens `first` to `first + tokens`, for each scope unit."""
 
-    def chosen(self, sequence: int, kept: list[np.ndarray]) -> list[Any]:
+    def chosen(self, ledger: Ledger, sequence: int, kept: list[np.ndarray]) -> list[Any]:
         """Return the rows of the tokens that each set keeps of a prompt, for each scope unit."""
 
     def fork(self, parent: int, child: int, appended: int) -> None:

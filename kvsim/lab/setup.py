@@ -20,6 +20,7 @@ from kvsim.policies import Attention, Policy, build, short_name
 from kvsim.seeds import stream
 from kvsim.tensors.array_store import ArrayStore
 from kvsim.tensors.row_source import SeededRows
+from kvsim.tensors.shape import shape_of_layout
 from kvsim.workload import arrivals
 from kvsim.workload.recorded import RecordedSignals, load
 from kvsim.workload.synthetic import SyntheticSignals
@@ -99,8 +100,6 @@ def _check_together(scenario: Scenario, prompt: int | None) -> None:
             "compaction.positions: renumber needs the pre-RoPE key, which planes kv do not keep; "
             "set store.planes to kv_raw or raw_only"
         )
-    if renumbers and scenario.store.kind == "array":
-        raise ScenarioError("compaction.positions: the array store cannot renumber yet")
 
 
 def understand(scenario: Scenario) -> Parts:
@@ -130,6 +129,9 @@ def understand(scenario: Scenario) -> Parts:
     _check_together(scenario, prompt)
     if workload.kind == "requests":
         arrivals.read_lengths(workload.path)
+    if scenario.store.kind == "array":
+        # Refuses now what has no real rows, before anything runs.
+        shape_of_layout(layout, scenario.store.planes, 1)
     shape = geometry(
         layout,
         scenario.pages.scope,
@@ -185,9 +187,9 @@ def make_loop(scenario: Scenario, parts: Parts) -> EvictionLoop:
     store: ArrayStore | None = None
     rows: SeededRows | None = None
     if scenario.store.kind == "array":
-        elements = parts.layout.layers()[0].k_head_dim
-        store = ArrayStore(parts.shape, page_tokens, elements)
-        rows = SeededRows(parts.shape, store, elements, scenario.seed)
+        planes = shape_of_layout(parts.layout, scenario.store.planes, _longest(scenario))
+        store = ArrayStore(planes, parts.shape, page_tokens)
+        rows = SeededRows(store, scenario.seed)
     return EvictionLoop(
         ledger=Ledger(
             parts.shape,
@@ -229,21 +231,30 @@ def _signals(scenario: Scenario, parts: Parts, number: int) -> Signals:
     )
 
 
-def requests(scenario: Scenario, parts: Parts) -> list[Request]:
-    """Return what arrives."""
+def _arrivals(scenario: Scenario) -> list[arrivals.Arrival]:
+    """Return when each request arrives, and its tokens."""
     workload = scenario.workload
     if workload.kind == "requests":
-        plan = arrivals.poisson(
+        return arrivals.poisson(
             workload.rate_per_s,
             arrivals.read_lengths(workload.path),
             workload.requests,
             stream(scenario.seed, "arrivals"),
         )
-    else:
-        prompt = workload.tokens
-        if workload.kind == "recorded":
-            prompt = load(workload.path).tokens
-        plan = [arrivals.Arrival(0, prompt, workload.decode_tokens)] * workload.sequences
+    prompt = workload.tokens
+    if workload.kind == "recorded":
+        prompt = load(workload.path).tokens
+    return [arrivals.Arrival(0, prompt, workload.decode_tokens)] * workload.sequences
+
+
+def _longest(scenario: Scenario) -> int:
+    """Return the tokens of the longest request: no position of a run lies past them."""
+    return max(prompt + decode for _, prompt, decode in _arrivals(scenario))
+
+
+def requests(scenario: Scenario, parts: Parts) -> list[Request]:
+    """Return what arrives."""
+    workload = scenario.workload
     return [
         Request(
             arrival_ns=arrival_ns,
@@ -254,7 +265,7 @@ def requests(scenario: Scenario, parts: Parts) -> list[Request]:
             forks_evict=workload.forks_evict,
             leaves=workload.kind == "requests",
         )
-        for number, (arrival_ns, prompt, decode) in enumerate(plan)
+        for number, (arrival_ns, prompt, decode) in enumerate(_arrivals(scenario))
     ]
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.paging import Geometry, Ledger, Order, single
+from kvsim.layout.families import dense
+from kvsim.paging import Geometry, Ledger, Order
 from kvsim.policies import Attention
-from kvsim.tensors.array_store import ArrayStore
+from kvsim.tensors.paged_cache import PagedCache
+from kvsim.tensors.rope import Rope
+from kvsim.tensors.shape import CacheShape
 from kvsim.workload.synthetic import SyntheticSignals
 from kvsim.workload.synthetic_process import Process
 
@@ -20,11 +23,14 @@ def warm(synthetic: bool = False, array: bool = False) -> None:
         Whether the synthetic process and the array store will be needed too.
     """
     if array:
-        shape = single()
-        stored = Ledger(shape, 2, store=ArrayStore(shape, 2, 1))
-        parent = stored.open()
-        stored.append(parent, 1)
-        stored.append(stored.fork(parent), 1)
+        for width in (2, 32):
+            # A row of odd width for the plain kernel, one of whole cache lines for the other.
+            shape = CacheShape(dense([1], width, width, width), (Rope(width),), "kv_raw", 4)
+            stored = PagedCache(shape, 2)
+            parent = stored.open()
+            row = np.zeros((1, width), np.float32)
+            stored.append(parent, [{"k": row, "v": row}])
+            stored.append(stored.fork(parent), [{"k": row, "v": row}])
     if synthetic:
         signals = SyntheticSignals(Process(), (1, 1), 0, 0, Attention)
         signals.extend(2)

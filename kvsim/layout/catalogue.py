@@ -244,6 +244,7 @@ def _layout(entry: dict[str, Any], where: str) -> KVLayout:
             verified=entry.get("verified", False),
             dtype=entry.get("dtype"),
             sources=tuple(entry.get("source", ())),
+            rope=entry.get("rope"),
         )
     except LayoutError as error:
         text = str(error)

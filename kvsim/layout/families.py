@@ -70,7 +70,7 @@ class RowSpec:
             raise LayoutError("a row must have at least one element")
 
     def widths(self, planes: str) -> dict[str, int]:
-        """Return the elements of this row in each plane of a plane set; planes without are left out.
+        """Return the elements of this row in each plane that has any, under a plane set.
 
         Parameters
         ----------

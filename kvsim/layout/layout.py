@@ -5,9 +5,10 @@ Knows nothing about files (see `catalogue`), pages or eviction. All results are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from kvsim.errors import LayoutError
 from kvsim.layout.kinds import SHARED, TOKENS_LIMIT, LayerGroup, LayerSpec, integer
@@ -37,6 +38,8 @@ class KVLayout:
     layer_indices : tuple of int or None
         Layers that are counted, ascending, as numbers in the model; None for all. A recording of
         some of the layers counts only those.
+    rope : mapping or None
+        How keys are rotated, as the catalogue says it; None if unknown. No byte depends on it.
     """
 
     name: str
@@ -46,6 +49,7 @@ class KVLayout:
     dtype: str | None = None
     sources: tuple[str, ...] = ()
     layer_indices: tuple[int, ...] | None = None
+    rope: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.groups:

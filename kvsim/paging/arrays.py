@@ -25,7 +25,7 @@ class Arrays(NamedTuple):
     tables : int64 [table, TABLE_FIELDS + position rows]
         One row per (sequence, scope unit).
     pages : int32 [PAGE_FIELDS, page + 1]
-        Refcount, queue links and state; the last column is the queue's sentinel.
+        Refcount, queue links, state and owner; the last column is the queue's sentinel.
     entries : int32 [2, arena]
         All block tables, as segments of one arena: page or -1, and dead slots.
     dead : uint8 [arena * page_tokens]

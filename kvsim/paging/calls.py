@@ -10,7 +10,7 @@ from kvsim.errors import CeilingExceeded, LedgerError
 from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
 from kvsim.paging.readings import Readings
-from kvsim.paging.store import Store
+from kvsim.paging.store import Physical, Store
 
 
 class BadVictim(Exception):
@@ -34,6 +34,7 @@ class Calls(Readings):
     """The plumbing between a ledger's verbs and the kernels."""
 
     store: Store
+    physical_model: Physical | None
 
     def _call(self, verb: str, function: Any, *arguments: Any) -> None:
         scalars = self._scalars
@@ -55,6 +56,8 @@ class Calls(Readings):
             if what == f.GROW_PAGES:
                 try:
                     self.store.resize(int(scalars[f.PAGES]))
+                    if self.physical_model is not None:
+                        self.physical_model.resize(int(scalars[f.PAGES]))
                 except LedgerError:
                     # No memory for the rows: the pool stays as large as it was.
                     scalars[f.PAGES] = pages
@@ -63,10 +66,23 @@ class Calls(Readings):
         self._flush()
 
     def _flush(self) -> None:
+        """Let the store carry out what was decided: map, move, and only then give back."""
+        orders = None
+        if self.physical_model is not None:
+            orders = self.physical_model.update(*self._held_by())
+            self.store.map(orders)
         moves = int(self._scalars[f.PLAN])
         if moves:
             self.store.apply(self._arrays.plan[:, :moves])
             self._scalars[f.PLAN] = 0
+        if orders is not None:
+            self.store.give_back(orders)
+
+    def _held_by(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return which pages are held, and the scope unit of each where there are several."""
+        pages = self._arrays.pages[:, :-1]
+        owner = pages[f.OWNER] if self._units > 1 else None
+        return pages[f.REFCOUNT] > 0, owner
 
     def swap_peak(self, peak: int) -> int:
         """Set EXTRA_PEAK and return what it was, so that one verb's own peak can be read."""
@@ -93,6 +109,10 @@ class Calls(Readings):
         row = sequence * self._units
         if not 0 <= row < tables.shape[0] or tables[row, f.SEQUENCE] != sequence:
             raise LedgerError(f"sequence {sequence} is not open")
+
+    def sequence_is_open(self, sequence: int) -> None:
+        """Raise LedgerError unless the sequence is open."""
+        self._check_open(sequence)
 
     def _check_batch(self, sequences: np.ndarray) -> None:
         tables = self._arrays.tables

@@ -64,7 +64,8 @@ REFCOUNT = 0
 PREVIOUS = 1
 NEXT = 2
 STATE = 3
-PAGE_FIELDS = 4
+OWNER = 4  # the scope unit that the page serves, while it is held
+PAGE_FIELDS = 5
 
 FREE_PAGE = 0
 HELD_PAGE = 1

@@ -20,7 +20,7 @@ from kvsim.paging.geometry import Geometry
 from kvsim.paging.lives import Lives
 from kvsim.paging.ordering import ALGORITHMS, Order
 from kvsim.paging.recount import recount
-from kvsim.paging.store import CountingStore, Store
+from kvsim.paging.store import CountingStore, Physical, Store
 
 ORDERS = {"fifo": f.FIFO, "lifo": f.LIFO}
 UNLIMITED = 2**31 - 2
@@ -44,6 +44,8 @@ class Ledger(Lives):
         How rows move and positions are numbered; by default nothing moves.
     store : Store, optional
         Where rows live; by default nowhere.
+    physical_model : Physical, optional
+        Which memory is mapped under the pool; by default nobody asks.
     room_pages : int
         Pages that the arrays have room for from the start; they grow as needed.
 
@@ -62,6 +64,7 @@ class Ledger(Lives):
         order: str = "fifo",
         ordering: Order | None = None,
         store: Store | None = None,
+        physical_model: Physical | None = None,
         room_pages: int = 64,
     ) -> None:
         if page_tokens < 1:
@@ -73,6 +76,7 @@ class Ledger(Lives):
         self.geometry = geometry
         self.page_tokens = page_tokens
         self.store: Store = CountingStore() if store is None else store
+        self.physical_model = physical_model
         self.ordering = ordering or Order()
         self._units = geometry.scope_units
         # Rows move on their own only where a slot holds rows of several sets.
@@ -96,6 +100,8 @@ class Ledger(Lives):
         )
         self._scalars = self._arrays.scalars
         self.store.resize(int(self._scalars[f.PAGES]))
+        if physical_model is not None:
+            physical_model.resize(int(self._scalars[f.PAGES]))
 
     # Verbs
 
@@ -343,6 +349,8 @@ class Ledger(Lives):
     def check(self) -> None:
         """Recount everything from the raw tables; raise LedgerError on the first mismatch."""
         recount(self._arrays, self.geometry)
+        if self.physical_model is not None:
+            self.physical_model.recount(*self._held_by())
 
 
 def _slot_numbers(slots: Any) -> np.ndarray:

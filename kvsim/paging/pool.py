@@ -44,6 +44,7 @@ def allocate(scalars, pages, scopes, scope):
     unlink(pages, page)
     pages[f.REFCOUNT, page] = 1
     pages[f.STATE, page] = f.HELD_PAGE
+    pages[f.OWNER, page] = scope
     scalars[f.HELD] += 1
     scalars[f.ALLOCATED_TOTAL] += 1
     scopes[scope, f.HELD_IN] += 1

@@ -151,6 +151,11 @@ def recount(arrays: Arrays, geometry: Geometry) -> None:
         there = page >= 0
         np.maximum.at(status, (page * page_tokens + numbers % page_tokens)[there], kind[there])
     refcounts = arrays.pages[f.REFCOUNT, :pages]
+    named_by = owner >= 0
+    _must(
+        bool((arrays.pages[f.OWNER, :pages] == owner)[named_by].all()),
+        "a page's owner is not the scope unit whose tables name it",
+    )
     _must(bool((refcounts == references).all()), "a refcount is not the number of its entries")
     held = refcounts > 0
     state = arrays.pages[f.STATE, :pages]

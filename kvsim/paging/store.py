@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from kvsim.paging.physical import Orders
+
 
 class Store(Protocol):
     """The place where rows live."""
@@ -38,6 +40,31 @@ class Store(Protocol):
             Source slot, target slot, position (-1: as it is), scope unit, set (-1: all).
         """
 
+    def map(self, orders: Orders) -> None:
+        """Map what the orders say. Called before anything is written there."""
+
+    def give_back(self, orders: Orders) -> None:
+        """Give back what the orders say. Called when a verb's moves are done."""
+
+
+class Physical(Protocol):
+    """What decides which memory is mapped, given which pages are held. Under a ledger's pool."""
+
+    def resize(self, pages: int) -> None:
+        """Make room for this many pages."""
+
+    def update(self, held: np.ndarray, scope_of_page: np.ndarray | None = None) -> Orders:
+        """Return what to map and what to give back, now that these pages are held.
+
+        Parameters
+        ----------
+        held : bool [pages]
+        scope_of_page : int [pages], optional
+        """
+
+    def recount(self, held: np.ndarray, scope_of_page: np.ndarray | None = None) -> None:
+        """Raise LedgerError where a count from scratch disagrees."""
+
 
 class CountingStore:
     """A store without rows, for accounting alone."""
@@ -50,3 +77,9 @@ class CountingStore:
 
     def apply(self, plan: np.ndarray) -> None:
         """Nothing to move."""
+
+    def map(self, orders: Orders) -> None:
+        """Nothing to map."""
+
+    def give_back(self, orders: Orders) -> None:
+        """Nothing to give back."""

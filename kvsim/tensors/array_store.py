@@ -1,99 +1,262 @@
-"""A store of float32 rows that carries out the ledger's plan, move by move, in plan order.
+"""A store of real rows that carries out the ledger's plan, move by move, in plan order.
 
-It decides nothing and counts nothing. Planes are K and V; the pre-RoPE plane and rotation are
-not here yet, so a plan that rotates is refused before the run that would make one begins.
+It decides nothing and counts nothing. Its planes are those of a CacheShape; where a move names a
+position, the key is made anew from its pre-RoPE row in one rotation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
-from kvsim.errors import LedgerError
-from kvsim.jit import kernel
+from kvsim.errors import ExactnessRefused, LedgerError, RotationError
+from kvsim.layout import PLANES
 from kvsim.paging import Geometry
 from kvsim.paging import fields as f
+from kvsim.paging.physical import Orders
+from kvsim.tensors import lanes as n
+from kvsim.tensors import moving
+from kvsim.tensors.contiguous import position_tables
+from kvsim.tensors.lanes import LAYOUTS, Block, blocks
+from kvsim.tensors.memory import HeapMemory, Memory
+from kvsim.tensors.shape import CacheShape
 
-PLANES = ("k", "v")
+
+class RotationTables(NamedTuple):
+    """All rotation tables of a cache, one behind the other, as the kernels read them.
+
+    Attributes
+    ----------
+    cosines, sines : float32 [n]
+    at, halves : int64 [table]
+        Where each table begins, and the pairs of one position in it.
+    """
+
+    cosines: np.ndarray
+    sines: np.ndarray
+    at: np.ndarray
+    halves: np.ndarray
 
 
-@kernel
-def move_rows(plane, plan, moves, scope, members, starts):
-    """Carry out the moves of one scope unit on one plane [slot, unit, element]."""
-    for move in range(moves):
-        if plan[f.SCOPE_OF, move] != scope:
-            continue
-        which = plan[f.SET_OF, move]
-        first, last = starts[0], starts[starts.shape[0] - 1]
-        if which >= 0:
-            first, last = starts[which], starts[which + 1]
-        source = plan[f.SOURCE, move]
-        target = plan[f.TARGET, move]
-        for index in range(first, last):
-            unit = members[index]
-            for element in range(plane.shape[2]):
-                plane[target, unit, element] = plane[source, unit, element]
+def rotation_tables(shape: CacheShape) -> RotationTables:
+    """Return the tables of every distinct rope of a shape, up to its highest position."""
+    every = [position_tables(one, shape.max_positions) for one in dict.fromkeys(shape.ropes)]
+    halves = np.array([table.cos.shape[1] for table in every], np.int64)
+    sizes = [table.cos.size for table in every]
+    return RotationTables(
+        cosines=np.concatenate([table.cos.ravel() for table in every]),
+        sines=np.concatenate([table.sin.ravel() for table in every]),
+        at=np.cumsum([0, *sizes[:-1]]).astype(np.int64),
+        halves=halves,
+    )
 
 
 class ArrayStore:
-    """Rows of every unit, page-major: each plane is float32 [slot, unit of the scope, element].
+    """Rows of every unit, page-major: each plane is [page * page_tokens + offset, elements].
 
     Parameters
     ----------
+    shape : CacheShape
+        Families, planes and rotations.
     geometry : Geometry
+        Its units are those of the shape.
     page_tokens : int
-    elements : int
-        Elements of one row in each plane.
+    layout : {"page_major", "layer_major"}
+        One buffer per family and plane, or one per layer, too.
+    memory : Memory, optional
+        Where planes get their memory; by default NumPy's.
+    portable : bool
+        Never use non-temporal stores, so that both kernels can be compared.
     """
 
-    def __init__(self, geometry: Geometry, page_tokens: int, elements: int) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        geometry: Geometry,
+        page_tokens: int,
+        *,
+        layout: str = "page_major",
+        memory: Memory | None = None,
+        portable: bool = False,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise LedgerError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+        if len(shape.units) != geometry.units:
+            raise LedgerError(f"a geometry of {geometry.units} units for {len(shape.units)} rows")
+        self.shape = shape
+        self.geometry = geometry
         self.page_tokens = page_tokens
-        self._members: list[np.ndarray] = []
-        self._starts: list[np.ndarray] = []
-        widest = 0
-        for scope, inner in enumerate(geometry.inner_sets):
-            # Units of the scope, those of one set next to each other, and where each set starts.
-            units = [u for u, s in enumerate(geometry.unit_scope) if s == scope]
-            local = [
-                [at for at, unit in enumerate(units) if geometry.unit_set[unit] == which]
-                for which in inner
-            ]
-            self._members.append(np.array([at for group in local for at in group], np.int64))
-            self._starts.append(np.cumsum([0, *map(len, local)]).astype(np.int64))
-            widest = max(widest, len(units))
-        shape = (0, widest, elements)
-        self._planes = {name: np.zeros(shape, np.float32) for name in PLANES}
+        self.layout = layout
+        self.blocks = blocks(shape, geometry, layout)
+        self.planes: list[dict[str, np.ndarray]] = []
+        self._memory: Memory = memory or HeapMemory()
+        self._portable = portable
+        self._sets = len(geometry.inner_sets[0])
+        self._tables: RotationTables | None = None
+        self._streams: list[bool] = []
+        for block in self.blocks:
+            dtype = np.dtype(shape.families[block.family].dtype)
+            self.planes.append(
+                {
+                    plane: self._memory.plane(self.name(block, plane), 0, elements, dtype)
+                    for plane, elements in block.elements.items()
+                }
+            )
+
+    def name(self, block: Block, plane: str) -> str:
+        """Return the name of a block's plane: family.plane, and the layer where it has its own."""
+        name = f"{self.shape.families[block.family].name}.{plane}"
+        return name if block.layer < 0 else f"{name}.{block.layer}"
 
     def resize(self, pages: int) -> None:
-        """Make room for this many pages, keeping all rows."""
-        slots = pages * self.page_tokens
-        for name, plane in self._planes.items():
-            grown = np.zeros((slots, *plane.shape[1:]), np.float32)
-            grown[: plane.shape[0]] = plane
-            self._planes[name] = grown
-
-    def write(self, scope: int, slots: np.ndarray, rows: object) -> None:
-        """Put rows {plane: float32 [n, unit, element]} into slots."""
-        assert isinstance(rows, dict)
-        for name, block in rows.items():
-            self._planes[name][slots, : block.shape[1]] = block
-
-    def apply(self, plan: np.ndarray) -> None:
-        """Carry out moves in plan order.
+        """Make room for this many pages, keeping all rows.
 
         Raises
         ------
-        LedgerError
-            If a move rotates: this store keeps no pre-RoPE plane.
+        MemoryRefused
+            If there is not enough memory. All planes are as they were.
         """
-        if (plan[f.POSITION] >= 0).any():
-            raise LedgerError("this store has no pre-RoPE keys to rotate")
+        slots = pages * self.page_tokens
+        grown = [
+            {
+                plane: self._memory.grow(self.name(block, plane), old, slots)
+                for plane, old in planes.items()
+            }
+            for block, planes in zip(self.blocks, self.planes, strict=True)
+        ]
+        self.planes = grown
+        self._streams = [
+            not self._portable and moving.can_stream(block.lanes, list(planes.values()))
+            for block, planes in zip(self.blocks, self.planes, strict=True)
+        ]
+
+    def map(self, orders: Orders) -> None:
+        """Populate the extents that the orders name, before anything is written there."""
+        self._memory.map(orders)
+
+    def give_back(self, orders: Orders) -> None:
+        """Give the extents that the orders name back to the operating system."""
+        self._memory.give_back(orders)
+
+    def tables(self) -> RotationTables:
+        """Return the rotation tables, made at their first use."""
+        if self._tables is None:
+            self._tables = rotation_tables(self.shape)
+        return self._tables
+
+    def write(self, scope: int, slots: np.ndarray, rows: object) -> None:
+        """Put new rows into slots of one scope unit.
+
+        Parameters
+        ----------
+        scope : int
+        slots : int64 [n]
+        rows : dict
+            For each plane, [n, ...]: the rows of the scope's units, in their order, flat or not.
+        """
+        assert isinstance(rows, Mapping)
+        for block, planes in zip(self.blocks, self.planes, strict=True):
+            for plane, first, last, source in self.parts(block, scope):
+                if plane in rows:
+                    flat = np.asarray(rows[plane]).reshape(slots.size, -1)
+                    planes[plane][slots, first:last] = flat[:, source : source + last - first]
+
+    def parts(self, block: Block, scope: int) -> list[tuple[str, int, int, int]]:
+        """Return (plane, first element, last, first in the scope's flat row) of a block's rows."""
+        lanes = self._lanes(block, scope)
+        if not lanes.size:
+            return []
+        found = []
+        for plane, column, width in (
+            ("K", n.KEY_AT, n.KEY),
+            ("k_raw", n.RAW_AT, n.RAW),
+            ("V", n.VALUE_AT, n.VALUE),
+        ):
+            if plane in PLANES[self.shape.planes] and lanes[:, width].any():
+                last = int((lanes[:, column] + lanes[:, width]).max())
+                before = self._before(block, scope, width)
+                found.append((plane, 0, last, before))
+        return found
+
+    def _lanes(self, block: Block, scope: int) -> np.ndarray:
+        first, last = block.starts[scope * self._sets], block.starts[(scope + 1) * self._sets]
+        return block.lanes[first:last]
+
+    def _before(self, block: Block, scope: int, width: int) -> int:
+        """Return the elements of a plane that earlier layers of the scope take in a flat row."""
+        before = 0
+        for other in self.blocks:
+            if other is block:
+                break
+            if other.family == block.family:
+                before += int(self._lanes(other, scope)[:, width].sum())
+        return before
+
+    def apply(self, plan: np.ndarray) -> None:
+        """Carry out moves in plan order. A move with a position rotates its keys to it.
+
+        Raises
+        ------
+        ExactnessRefused
+            If a move rotates and there are no pre-RoPE keys.
+        RotationError
+            If a position lies past the rotation tables.
+        """
         plan = np.ascontiguousarray(plan)
-        for scope in np.unique(plan[f.SCOPE_OF]).tolist():
-            for plane in self._planes.values():
-                move_rows(
-                    plane, plan, plan.shape[1], scope, self._members[scope], self._starts[scope]
-                )
+        highest = int(plan[f.POSITION].max())
+        if highest >= 0:
+            self._check_rotation(highest)
+        tables = self.tables()
+        for block, planes, streams in zip(self.blocks, self.planes, self._streams, strict=True):
+            move = moving.move_streaming if streams else moving.move_plainly
+            move(
+                planes["K"],
+                planes["k_raw"],
+                planes["V"],
+                plan,
+                plan.shape[1],
+                block.lanes,
+                block.starts,
+                self._sets,
+                *tables,
+            )
+
+    def _check_rotation(self, highest: int) -> None:
+        if self.shape.planes != "kv_raw":
+            raise ExactnessRefused("these planes have no pre-RoPE keys beside the rotated ones")
+        if highest >= self.shape.max_positions:
+            raise RotationError(
+                f"position {highest} lies past the rotation tables of"
+                f" {self.shape.max_positions} positions"
+            )
 
     def gather(self, slots: np.ndarray, unit: int) -> dict[str, np.ndarray]:
-        """Return the rows of one unit of a scope at these physical slots, {plane: [n, element]}."""
-        return {name: plane[slots, unit] for name, plane in self._planes.items()}
+        """Return the stored rows of one unit at these physical slots, {plane: [n, elements]}."""
+        for block, planes in zip(self.blocks, self.planes, strict=True):
+            for lane in block.lanes[block.lanes[:, n.UNIT] == unit]:
+                return {
+                    plane: planes[plane][slots, lane[at] : lane[at] + lane[width]]
+                    for plane, at, width in (
+                        ("K", n.KEY_AT, n.KEY),
+                        ("k_raw", n.RAW_AT, n.RAW),
+                        ("V", n.VALUE_AT, n.VALUE),
+                    )
+                    if lane[width]
+                }
+        raise LedgerError(f"there is no unit {unit}")
+
+    def gather_scope(self, slots: np.ndarray, scope: int) -> dict[str, np.ndarray]:
+        """Return the stored rows of a scope unit at these slots, {plane: [n, elements]}.
+
+        Rows lie flat in the order of the scope's units, C-contiguous, as `write` takes them.
+        """
+        found: dict[str, list[np.ndarray]] = {}
+        for block, planes in zip(self.blocks, self.planes, strict=True):
+            for plane, first, last, _ in self.parts(block, scope):
+                found.setdefault(plane, []).append(planes[plane][slots, first:last])
+        return {
+            plane: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, 1))
+            for plane, parts in found.items()
+        }

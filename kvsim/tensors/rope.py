@@ -23,6 +23,15 @@ CANONICAL_NAN = 0x7FC00000
 """Bits of every NaN that a rotation stores: the machine's own sign and payload never leak."""
 
 _CHUNK_POSITIONS = 4096
+_POSITIVE = (
+    "theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "share",
+)
 
 
 @dataclass(frozen=True)
@@ -89,24 +98,27 @@ class Rope:
             raise RotationError(
                 f"scaling must be one of {', '.join(SCALINGS)}, not {self.scaling!r}"
             )
-        for name in ("theta", "factor", "low_freq_factor", "beta_fast", "beta_slow", "share"):
+        for name in _POSITIVE:
             _positive(name, getattr(self, name))
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name):
+                _positive(name, getattr(self, name))
         if self.attention_factor is not None:
             _positive("attention_factor", self.attention_factor)
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if getattr(self, low) > getattr(self, high):
+                raise RotationError(
+                    f"{low} {getattr(self, low)} is above {high} {getattr(self, high)}"
+                )
+        if self.share > 1:
+            raise RotationError(f"share must be at most 1, not {self.share}")
         if self.scaling in ("llama3", "yarn", "longrope") and self.original_context < 2:
             raise RotationError(
                 f"{self.scaling} needs an original_context of at least 2 tokens,"
                 f" not {self.original_context}"
             )
-        if self.scaling == "llama3" and not self.high_freq_factor >= self.low_freq_factor:
-            raise RotationError(
-                f"high_freq_factor {self.high_freq_factor} must not be below"
-                f" low_freq_factor {self.low_freq_factor}"
-            )
-        if self.scaling == "yarn" and not self.theta > 1:
+        if self.scaling == "yarn" and self.theta <= 1:
             raise RotationError(f"yarn needs a theta above 1, not {self.theta}")
-        if self.share > 1:
-            raise RotationError(f"share must be at most 1, not {self.share}")
         if self.scaling == "longrope":
             for name in ("short_factors", "long_factors"):
                 found = getattr(self, name)
@@ -128,9 +140,7 @@ class Rope:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.scaling == "yarn":
-            return rope_scaling.yarn_attention_factor(
-                self.factor, self.mscale, self.mscale_all_dim
-            )
+            return rope_scaling.yarn_attention_factor(self.factor, self.mscale, self.mscale_all_dim)
         if self.scaling == "longrope":
             return rope_scaling.longrope_attention_factor(self.factor, self.original_context)
         return 1.0
@@ -305,8 +315,11 @@ _NEEDED = {
     "proportional": (),
     "longrope": ("short_factors", "long_factors", "factor", "original_max"),
 }
-_OPTIONAL = (
+_NUMBERS = (
+    "theta",
+    "partial",
     "factor",
+    "original_max",
     "low_freq_factor",
     "high_freq_factor",
     "beta_fast",
@@ -341,29 +354,32 @@ def rope_of_facts(facts: Mapping[str, Any], head_dim: int) -> Rope:
     RotationError
         If the facts do not describe a rotation.
     """
-    kind = facts.get("type", "default")
-    for name in ("theta", "type", "partial"):
-        if name in facts and facts[name] is None or name == "theta" and name not in facts:
-            raise LayoutError(f"the rope's {name} is unknown")
-    if kind not in _NEEDED:
+    stated = {"type": "default", "partial": 1.0, **facts}
+    kind = stated["type"]
+    if kind is not None and kind not in _NEEDED:
         raise LayoutError(f"the rope's type must be one of {', '.join(_NEEDED)}, not {kind!r}")
-    for name in _NEEDED[kind]:
-        if facts.get(name) is None:
-            raise LayoutError(f"the rope is {kind} and its {name} is unknown")
-    partial = float(facts.get("partial", 1.0))
-    dim, share = (head_dim, partial) if kind == "proportional" else (int(head_dim * partial), 1.0)
-    if facts.get("rotary_dim", dim) != dim:
+    for name in ("theta", "type", "partial", *_NEEDED.get(kind, ())):
+        if stated.get(name) is None:
+            raise LayoutError(f"the rope's {name} is unknown (type {kind})")
+    found = {name: _number(name, stated[name]) for name in _NUMBERS if stated.get(name) is not None}
+    partial = found.pop("partial")
+    found["dim"] = int(head_dim * partial)
+    if kind == "proportional":
+        found |= {"dim": head_dim, "share": partial}
+    if stated.get("rotary_dim", found["dim"]) != found["dim"]:
         raise LayoutError(
-            f"the rope's rotary_dim is {facts['rotary_dim']}, and partial {partial} of"
-            f" {head_dim} elements is {dim}"
+            f"the rope's rotary_dim is {stated['rotary_dim']}, but {partial} of {head_dim}"
+            f" elements are {found['dim']}"
         )
-    return Rope(
-        dim,
-        float(facts["theta"]),
-        "none" if kind == "default" else kind,
-        share=share,
-        original_context=int(facts.get("original_max") or 0),
-        short_factors=tuple(facts.get("short_factors", ())),
-        long_factors=tuple(facts.get("long_factors", ())),
-        **{name: facts[name] for name in _OPTIONAL if facts.get(name) is not None},
-    )
+    if "original_max" in found:
+        found["original_context"] = int(found.pop("original_max"))
+    for name in ("short_factors", "long_factors"):
+        if stated.get(name) is not None:
+            found[name] = tuple(_number(name, factor) for factor in stated[name])
+    return Rope(scaling="none" if kind == "default" else kind, **found)
+
+
+def _number(name: str, value: Any) -> Any:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise LayoutError(f"the rope's {name} must be finite numbers, not {value!r}")
+    return value

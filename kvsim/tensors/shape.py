@@ -12,11 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from kvsim.errors import LayoutError
-from kvsim.layout import PLANES
-from kvsim.layout.families import ROW_TYPES, RowFamily, RowSpec
+from kvsim.errors import KvsimError, LayoutError
+from kvsim.layout import PLANES, KVLayout
+from kvsim.layout.families import ROW_TYPES, RowFamily, RowSpec, of_layout
 from kvsim.paging import Geometry
-from kvsim.tensors.rope import Rope
+from kvsim.tensors.rope import Rope, rope_of_facts
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,28 @@ class CacheShape:
                 for at, row in self.units
             ),
         )
+
+
+def shape_of_layout(layout: KVLayout, planes: str, max_positions: int) -> CacheShape:
+    """Return the shape of a layout's dense rows, each layer rotated as its catalogue entry says.
+
+    Raises
+    ------
+    LayoutError
+        If the layout does not say how its keys are rotated, or caches more than dense rows.
+    """
+    if layout.rope is None:
+        raise LayoutError(f"layout {layout.name!r} does not say how keys are rotated: rope")
+    ropes = []
+    for layer in layout.layers():
+        # An entry with a rotation for each kind of layer nests them by the kind's name.
+        facts = layout.rope.get(layer.kind, layout.rope)
+        try:
+            ropes.append(rope_of_facts(facts, layer.k_head_dim))
+        except KvsimError as trouble:
+            raise LayoutError(f"layout {layout.name!r}: {trouble}") from None
+    turned = [rope.dim for rope in ropes]
+    return CacheShape(of_layout(layout, turned), tuple(ropes), planes, max_positions)
 
 
 def _label(how: str, family: int, row: RowSpec) -> tuple[int, ...]:

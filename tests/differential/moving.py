@@ -18,10 +18,14 @@ from differential.lockstep import Lockstep, Refusal
 from differential.paths import Paths
 from differential.rowstore import RowStore, digest
 from kvsim.errors import CeilingExceeded
+from kvsim.layout.families import dense
 from kvsim.paging import Ledger, Order
-from kvsim.tensors.array_store import PLANES, ArrayStore
+from kvsim.tensors.array_store import ArrayStore
+from kvsim.tensors.rope import Rope
+from kvsim.tensors.shape import CacheShape
 
 ELEMENTS = 2
+PLANES = ("K", "V")
 ALGORITHMS = ("rebuild", "forward", "hole_fill")
 
 
@@ -33,6 +37,11 @@ def float_rows(rows, plane):
     number = np.asarray(rows, np.uint64).reshape(-1, 1) * np.uint64(len(PLANES) * ELEMENTS)
     number = number + np.uint64(PLANES.index(plane) * ELEMENTS) + np.arange(ELEMENTS, dtype="u8")
     return (number * np.uint64(2654435761) % np.uint64(2**32)).astype(np.uint32).view(np.float32)
+
+
+def plain_shape(units):
+    """Return the shape of rows that never rotate, one for each unit."""
+    return CacheShape(dense([units], ELEMENTS, ELEMENTS, 0), (Rope(0),), "kv")
 
 
 class KeyedStore(RowStore):
@@ -84,7 +93,7 @@ class Moving(Lockstep):
         self.store = (
             KeyedStore(self.unit_scope, self.unit_set, page_tokens)
             if self.rotates
-            else ArrayStore(geometry, page_tokens, ELEMENTS)
+            else ArrayStore(plain_shape(len(self.unit_scope)), geometry, page_tokens)
         )
         options = {"ceiling_pages": ceiling, "order": order, "ordering": Order(**ordering)}
         self.ledger = Ledger(geometry, page_tokens, store=self.store, **options)
@@ -225,7 +234,7 @@ class Moving(Lockstep):
         if self.rotates:
             arrays = [self.store.rows, self.store.keys]
         else:
-            arrays = list(self.store._planes.values())
+            arrays = [plane for planes in self.store.planes for plane in planes.values()]
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
     def blocks(self, sequence, new):
@@ -249,7 +258,5 @@ class Moving(Lockstep):
             assert self.store.rows[unit, slots].tolist() == rows
             assert self.store.keys[unit, slots].tolist() == [position for position, _ in expected]
             return
-        scope = self.unit_scope[unit]
-        local = [u for u, s in enumerate(self.unit_scope) if s == scope].index(unit)
-        for plane, have in self.store.gather(slots, local).items():
+        for plane, have in self.store.gather(slots, unit).items():
             assert np.array_equal(have.view(np.uint32), float_rows(rows, plane).view(np.uint32))

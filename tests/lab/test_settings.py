@@ -13,12 +13,14 @@ from cli.command import quick
 from recordings import row_of, scenario
 from watching import Watch, synthetic
 
-from kvsim.errors import KvsimError, ScenarioError, WorkloadError
+from kvsim.errors import KvsimError, LayoutError, LedgerError, ScenarioError, WorkloadError
 from kvsim.lab import reading
 from kvsim.lab.execute import execute
 from kvsim.lab.identity import run_id
 from kvsim.lab.run import check
 from kvsim.lab.scenario import Scenario
+from kvsim.paging import fields as f
+from kvsim.tensors.array_store import ArrayStore
 from kvsim.workload.synthetic_process import Process
 
 # Key, a value that is accepted now, and one that is not.
@@ -118,12 +120,42 @@ def test_the_command_refuses_it_in_one_line_with_exit_code_2(keys, tmp_path):
 
 
 @pytest.mark.parametrize("planes", ["kv_raw", "raw_only"])
-def test_the_array_store_does_not_renumber_yet(keys, planes):
+def test_the_array_store_renumbers_and_verifies_its_rows(keys, planes):
     given = {"compaction__positions": "renumber", "store__planes": planes}
-    with pytest.raises(ScenarioError, match="the array store cannot renumber"):
-        check(scenario(keys, **given, store__kind="array"))
-    check(scenario(keys, **given))
-    check(scenario(keys, store__kind="array"))
+    for algorithm in ("none", "rebuild", "forward", "hole_fill"):
+        rows = [
+            row_of(keys, **given, compaction__algorithm=algorithm, workload__forks=1, store__kind=k)
+            for k in ("counting", "array")
+        ]
+        assert {name for name in rows[0] if rows[0][name] != rows[1][name]} == {"run_id", "store"}
+        assert rows[0]["evicted_tokens_total"] > 0
+
+
+def test_a_key_rotated_to_another_position_would_be_noticed(keys, monkeypatch):
+    monkeypatch.setattr(ArrayStore, "apply", off_by_one(ArrayStore.apply))
+    given = {"compaction__positions": "renumber", "compaction__algorithm": "forward"}
+    with pytest.raises(LedgerError, match="rows differ"):
+        row_of(keys, **given, store__planes="kv_raw", store__kind="array")
+
+
+def off_by_one(apply):
+    """Return an `apply` that rotates every key to the position after its own."""
+
+    def wrong(store, plan):
+        plan = plan.copy()
+        plan[f.POSITION, plan[f.POSITION] >= 0] += 1
+        apply(store, plan)
+
+    return wrong
+
+
+def test_a_layout_that_does_not_say_how_keys_rotate_has_no_array_store(keys, tmp_path):
+    layout = json.loads(Path(keys["layout"]).read_text())
+    del layout["rope"]
+    (tmp_path / "bare.json").write_text(json.dumps(layout))
+    given = scenario(keys | {"layout": str(tmp_path / "bare.json")}, store__kind="array")
+    with pytest.raises(LayoutError, match="does not say how keys are rotated: rope"):
+        check(given)
 
 
 def test_planes_decide_what_renumbering_writes_and_what_a_row_weighs(keys):

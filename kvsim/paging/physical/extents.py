@@ -301,7 +301,7 @@ class Extents:
         if scope_of_page is None:
             if any(group.scope is not None for group in self._groups):
                 raise LedgerError("buffers of one scope unit need the scope unit of each page")
-            return np.where(held, np.int64(0), np.int64(_NOBODY))
+            return held.astype(np.int64) - 1
         if scope_of_page.dtype.kind != "i" or scope_of_page.shape != held.shape:
             raise LedgerError(f"scope_of_page must be int [{self.pages}]")
         owner = np.where(held, scope_of_page, np.int64(_NOBODY))

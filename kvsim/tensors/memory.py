@@ -1,0 +1,68 @@
+"""Where planes get their memory: aligned NumPy arrays, or mappings that can be given back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from kvsim.errors import MemoryRefused
+from kvsim.paging.physical import Orders
+from kvsim.tensors.buffers import available_bytes
+
+LINE_BYTES = 64
+
+
+class Memory(Protocol):
+    """Gives a store its planes."""
+
+    def plane(self, name: str, slots: int, elements: int, dtype: np.dtype) -> np.ndarray:
+        """Return a zeroed, C-contiguous, 64-byte aligned array [slots, elements]."""
+
+    def grow(self, name: str, old: np.ndarray, slots: int) -> np.ndarray:
+        """Return the plane with more slots, its rows kept."""
+
+    def map(self, orders: Orders) -> None:
+        """Populate what the orders say."""
+
+    def give_back(self, orders: Orders) -> None:
+        """Give back what the orders say."""
+
+
+class HeapMemory:
+    """Planes in NumPy's memory. The operating system hands it out as it is first written."""
+
+    def plane(self, name: str, slots: int, elements: int, dtype: np.dtype) -> np.ndarray:
+        """Return a zeroed, C-contiguous, 64-byte aligned array [slots, elements].
+
+        Raises
+        ------
+        MemoryRefused
+            If it is larger than the memory that is available. Nothing is allocated.
+        """
+        size = slots * elements * dtype.itemsize
+        check_fits(name, size)
+        room = np.zeros(size + LINE_BYTES, np.uint8)
+        start = -room.ctypes.data % LINE_BYTES
+        return room[start : start + size].view(dtype).reshape(slots, elements)
+
+    def grow(self, name: str, old: np.ndarray, slots: int) -> np.ndarray:
+        """Return a larger plane with the old one's rows."""
+        new = self.plane(name, slots, old.shape[1], old.dtype)
+        new[: old.shape[0]] = old
+        return new
+
+    def map(self, orders: Orders) -> None:
+        """Nothing: this memory is the process's own for good."""
+
+    def give_back(self, orders: Orders) -> None:
+        """Nothing: this memory is the process's own for good."""
+
+
+def check_fits(name: str, size_bytes: int) -> None:
+    """Raise MemoryRefused if that many bytes are more than the memory that is available."""
+    there = available_bytes()
+    if size_bytes > there:
+        raise MemoryRefused(
+            f"plane {name} needs {size_bytes} bytes and {there} bytes of memory are available"
+        )

@@ -1,0 +1,150 @@
+"""Swap files: one sequence as checked bytes, tables and rows, and back.
+
+    magic, 8 bytes | version, u32 | header length, u32 | header, JSON | arrays | SHA-256 of all
+
+The header names the geometry and the size of every array; nothing after the checksum is allowed.
+Little-endian throughout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import SwapError
+from kvsim.paging import Ledger
+from kvsim.paging.images import TableImage
+from kvsim.tensors.array_store import ArrayStore
+
+MAGIC = b"kvsimswp"
+VERSION = 1
+_PREFIX = struct.Struct("<8sII")
+_DIGEST_BYTES = 32
+_TABLES = ("cursors", "reserved", "following", "named", "dead", "holders", "position")
+
+
+def _geometry(ledger: Ledger, store: ArrayStore) -> dict[str, Any]:
+    """Return what two caches must share for a sequence to move from one to the other."""
+    ordering = ledger.ordering
+    return {
+        "page_tokens": ledger.page_tokens,
+        "planes": store.shape.planes,
+        "unit_scope": list(ledger.geometry.unit_scope),
+        "unit_set": list(ledger.geometry.unit_set),
+        "families": [
+            [family.name, family.dtype, [list(astuple(row)) for row in family.rows]]
+            for family in store.shape.families
+        ],
+        "ropes": [repr(rope) for rope in store.shape.ropes],
+        "positions": ordering.positions,
+    }
+
+
+def pack(ledger: Ledger, store: ArrayStore, sequence: int) -> bytes:
+    """Return a sequence's tables and rows as a swap file's bytes. Changes nothing."""
+    image, placed = ledger.image(sequence)
+    parts: list[np.ndarray] = [getattr(image, name) for name in _TABLES]
+    first = 0
+    for scope, cursor in enumerate(image.cursors.tolist()):
+        slots = placed[first : first + cursor]
+        first += cursor
+        rows = store.gather_scope(slots[slots >= 0], scope)
+        parts.extend(rows[plane] for plane in sorted(rows))
+    header = {
+        "geometry": _geometry(ledger, store),
+        "arrays": [[array.dtype.str, list(array.shape)] for array in parts],
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = b"".join([text, *(np.ascontiguousarray(array).tobytes() for array in parts)])
+    data = _PREFIX.pack(MAGIC, VERSION, len(text)) + body
+    return data + hashlib.sha256(data).digest()
+
+
+def unpack(ledger: Ledger, store: ArrayStore, data: bytes) -> int:
+    """Return a new sequence with the tables and rows of a swap file.
+
+    Raises
+    ------
+    SwapError
+        If the bytes are not a whole, unaltered swap file of a cache of this shape.
+    CeilingExceeded
+        If its pages do not fit.
+    """
+    arrays = _read(ledger, store, bytes(data))
+    tables = TableImage(*arrays[: len(_TABLES)])
+    sequence, placed = ledger.restore(tables)
+    first = 0
+    left = iter(arrays[len(_TABLES) :])
+    for scope, cursor in enumerate(tables.cursors.tolist()):
+        slots = placed[first : first + cursor]
+        first += cursor
+        planes = sorted(store.gather_scope(np.empty(0, np.int64), scope))
+        store.write(scope, slots[slots >= 0], {plane: next(left) for plane in planes})
+    return sequence
+
+
+def _read(ledger: Ledger, store: ArrayStore, data: bytes) -> list[np.ndarray]:
+    """Return the arrays of a swap file that is whole and fits."""
+    if len(data) < _PREFIX.size + _DIGEST_BYTES:
+        raise SwapError(f"a swap file of {len(data)} bytes is truncated")
+    magic, version, text_bytes = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise SwapError("not a swap file: its first bytes are not kvsim's")
+    if version != VERSION:
+        raise SwapError(f"swap file of version {version}, and this is version {VERSION}")
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        raise SwapError("the swap file is truncated, altered or has trailing bytes")
+    # Whatever follows was written by `pack`, but maybe for another cache.
+    try:
+        header = json.loads(data[_PREFIX.size : _PREFIX.size + text_bytes])
+        shapes = [(np.dtype(name), tuple(shape)) for name, shape in header["arrays"]]
+        geometry = header["geometry"]
+    except (ValueError, KeyError, TypeError) as trouble:
+        raise SwapError(f"the swap file's header cannot be read: {trouble}") from None
+    ours = json.loads(json.dumps(_geometry(ledger, store)))
+    for key in ours:
+        if geometry.get(key) != ours[key]:
+            raise SwapError(f"the swap file is of a cache with other {key}")
+    at = _PREFIX.size + text_bytes
+    arrays = []
+    for dtype, shape in shapes:
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if size < 0 or at + size > len(body):
+            raise SwapError("the swap file's arrays are longer than the file")
+        arrays.append(np.frombuffer(body, dtype, size // dtype.itemsize, at).reshape(shape))
+        at += size
+    if at != len(body):
+        raise SwapError(f"the swap file has {len(body) - at} trailing bytes")
+    _check_arrays(ledger, store, arrays)
+    return arrays
+
+
+def _check_arrays(ledger: Ledger, store: ArrayStore, arrays: list[np.ndarray]) -> None:
+    """Refuse arrays whose types or sizes the tables do not bear out, before anything is opened."""
+    types = ("<i8", "<i8", "<i8", "|u1", "|u1", "|u1", "<i4")
+    if len(arrays) < len(types) or any(
+        array.dtype.str != wanted for array, wanted in zip(arrays, types, strict=False)
+    ):
+        raise SwapError("the swap file's tables are of other types")
+    cursors, named = arrays[0], arrays[3]
+    if cursors.shape != (ledger.geometry.scope_units,) or cursors.min() < 0:
+        raise SwapError("the swap file has another number of tables")
+    wanted: list[tuple[str, tuple[int, ...]]] = []
+    entry = 0
+    for scope, cursor in enumerate(cursors.tolist()):
+        used = -(-cursor // ledger.page_tokens)
+        there = np.repeat(named[entry : entry + used], ledger.page_tokens)[:cursor]
+        entry += used
+        sample = store.gather_scope(np.empty(0, np.int64), scope)
+        for plane in sorted(sample):
+            rows = int(np.count_nonzero(there))
+            wanted.append((sample[plane].dtype.str, (rows, sample[plane].shape[1])))
+    found = [(array.dtype.str, array.shape) for array in arrays[len(types) :]]
+    if found != wanted:
+        raise SwapError("the swap file's rows are of another number or width")
