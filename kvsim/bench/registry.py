@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsim.errors import KvsimError
 
-BENCHMARKS = {"ledger": "kvsim.bench.ledger"}
+BENCHMARKS = {"evict": "kvsim.bench.evict", "ledger": "kvsim.bench.ledger"}
 
 
 def names() -> tuple[str, ...]:

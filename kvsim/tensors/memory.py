@@ -8,9 +8,12 @@ import numpy as np
 
 from kvsim.errors import MemoryRefused
 from kvsim.paging.physical import Orders
-from kvsim.tensors.buffers import available_bytes
+from kvsim.tensors.buffers import OS_PAGE_BYTES, available_bytes
 
-LINE_BYTES = 64
+#: Planes begin at different offsets in a page of memory, whole cache lines apart: a processor
+#: that compares the low twelve bits of addresses would take a read of one plane for a read of
+#: what it has just written to another.
+STAGGER_BYTES = 21 * 64
 
 
 class Memory(Protocol):
@@ -32,6 +35,9 @@ class Memory(Protocol):
 class HeapMemory:
     """Planes in NumPy's memory. The operating system hands it out as it is first written."""
 
+    def __init__(self) -> None:
+        self._stagger = 0
+
     def plane(self, name: str, slots: int, elements: int, dtype: np.dtype) -> np.ndarray:
         """Return a zeroed, C-contiguous, 64-byte aligned array [slots, elements].
 
@@ -42,8 +48,9 @@ class HeapMemory:
         """
         size = slots * elements * dtype.itemsize
         check_fits(name, size)
-        room = np.zeros(size + LINE_BYTES, np.uint8)
-        start = -room.ctypes.data % LINE_BYTES
+        room = np.zeros(size + 2 * OS_PAGE_BYTES, np.uint8)
+        start = -room.ctypes.data % OS_PAGE_BYTES + self._stagger
+        self._stagger = (self._stagger + STAGGER_BYTES) % (3 * STAGGER_BYTES)
         return room[start : start + size].view(dtype).reshape(slots, elements)
 
     def grow(self, name: str, old: np.ndarray, slots: int) -> np.ndarray:

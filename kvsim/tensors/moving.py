@@ -95,15 +95,12 @@ def move_plainly(key, raw, value, plan, moves, lanes, starts, sets, cosines, sin
 
 
 @kernel
-def move_streaming(key, raw, value, plan, moves, lanes, starts, sets, cosines, sines, at, halves):
-    """Carry out a plan as `move_plainly` does, with non-temporal stores.
-
-    Every row must be whole cache lines in float32, at addresses of whole lines, and rotate as a
-    whole in half-split pairs or not at all.
-    """
+def stream_keys(key, raw, plan, moves, lanes, starts, sets, cosines, sines, at, halves):
+    """Carry out a plan on the key and k_raw planes, as `move_plainly` does."""
     line = streaming.LINE_BYTES
-    keys, raws, values = key.ctypes.data, raw.ctypes.data, value.ctypes.data
-    key_bytes, raw_bytes, value_bytes = 4 * key.shape[1], 4 * raw.shape[1], 4 * value.shape[1]
+    keys, raws = key.ctypes.data, raw.ctypes.data
+    cosine_at, sine_at = cosines.ctypes.data, sines.ctypes.data
+    key_bytes, raw_bytes = 4 * key.shape[1], 4 * raw.shape[1]
     for move in range(moves):
         which = plan[f.SET_OF, move]
         base = plan[f.SCOPE_OF, move] * sets
@@ -113,50 +110,80 @@ def move_streaming(key, raw, value, plan, moves, lanes, starts, sets, cosines, s
         target = plan[f.TARGET, move]
         where = plan[f.POSITION, move]
         moved = source != target
+        key_from, key_to = keys + source * key_bytes, keys + target * key_bytes
+        raw_from, raw_to = raws + source * raw_bytes, raws + target * raw_bytes
         for index in range(first, last):
-            key_to = keys + target * key_bytes + 4 * lanes[index, n.KEY_AT]
-            raw_from = raws + source * raw_bytes + 4 * lanes[index, n.RAW_AT]
-            raw_to = raws + target * raw_bytes + 4 * lanes[index, n.RAW_AT]
-            raw_width = 4 * lanes[index, n.RAW]
+            near = 4 * lanes[index, n.KEY_AT]
+            far = 4 * lanes[index, n.RAW_AT]
+            key_end = near + 4 * lanes[index, n.KEY]
+            raw_end = far + 4 * lanes[index, n.RAW]
             half = 2 * lanes[index, n.ROPE_DIM]
-            if where < 0:
-                if moved:
-                    key_from = keys + source * key_bytes + 4 * lanes[index, n.KEY_AT]
-                    for byte in range(0, 4 * lanes[index, n.KEY], line):
-                        stream(key_to + byte, key_from + byte)
-                    for byte in range(0, raw_width, line):
-                        stream(raw_to + byte, raw_from + byte)
-            elif half == 0:
-                for byte in range(0, 4 * lanes[index, n.KEY], line):
-                    stream(key_to + byte, raw_from + byte)
-                if moved:
-                    for byte in range(0, raw_width, line):
-                        stream(raw_to + byte, raw_from + byte)
-            else:
+            if where >= 0 and half > 0:
                 table = lanes[index, n.TABLE]
                 begin = 4 * (at[table] + where * halves[table])
-                cosine = cosines.ctypes.data + begin
-                sine = sines.ctypes.data + begin
                 if moved:
                     for byte in range(0, half, line):
                         stream_moved(
-                            key_to + byte,
-                            raw_to + byte,
-                            raw_from + byte,
-                            cosine + byte,
-                            sine + byte,
+                            key_to + near + byte,
+                            raw_to + far + byte,
+                            raw_from + far + byte,
+                            cosine_at + begin + byte,
+                            sine_at + begin + byte,
                             half,
                         )
                 else:
                     for byte in range(0, half, line):
                         stream_rotated(
-                            key_to + byte, raw_from + byte, cosine + byte, sine + byte, half
+                            key_to + near + byte,
+                            raw_from + far + byte,
+                            cosine_at + begin + byte,
+                            sine_at + begin + byte,
+                            half,
                         )
+                continue
+            if where >= 0:
+                for byte in range(0, key_end - near, line):
+                    stream(key_to + near + byte, raw_from + far + byte)
+            elif moved:
+                for byte in range(near, key_end, line):
+                    stream(key_to + byte, key_from + byte)
             if moved:
-                value_from = values + source * value_bytes + 4 * lanes[index, n.VALUE_AT]
-                value_to = values + target * value_bytes + 4 * lanes[index, n.VALUE_AT]
-                for byte in range(0, 4 * lanes[index, n.VALUE], line):
-                    stream(value_to + byte, value_from + byte)
+                for byte in range(far, raw_end, line):
+                    stream(raw_to + byte, raw_from + byte)
+
+
+@kernel
+def stream_values(value, plan, moves, lanes, starts, sets):
+    """Carry out a plan on the value plane: what moves is copied, what stays stays."""
+    line = streaming.LINE_BYTES
+    values = value.ctypes.data
+    value_bytes = 4 * value.shape[1]
+    for move in range(moves):
+        source = plan[f.SOURCE, move]
+        target = plan[f.TARGET, move]
+        if source == target:
+            continue
+        which = plan[f.SET_OF, move]
+        base = plan[f.SCOPE_OF, move] * sets
+        first = starts[base + max(which, 0)]
+        last = starts[base + which + 1] if which >= 0 else starts[base + sets]
+        value_from, value_to = values + source * value_bytes, values + target * value_bytes
+        for index in range(first, last):
+            begin = 4 * lanes[index, n.VALUE_AT]
+            for byte in range(begin, begin + 4 * lanes[index, n.VALUE], line):
+                stream(value_to + byte, value_from + byte)
+
+
+@kernel
+def move_streaming(key, raw, value, plan, moves, lanes, starts, sets, cosines, sines, at, halves):
+    """Carry out a plan as `move_plainly` does, with non-temporal stores.
+
+    Every row must be whole cache lines in float32, at addresses of whole lines, and rotate as a
+    whole in half-split pairs or not at all. Keys and values go in two passes: two planes that
+    are written while a third is read at the same offset in its page of memory wait on one another.
+    """
+    stream_keys(key, raw, plan, moves, lanes, starts, sets, cosines, sines, at, halves)
+    stream_values(value, plan, moves, lanes, starts, sets)
     fence()
 
 
