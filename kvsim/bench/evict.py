@@ -7,6 +7,8 @@ are shuffled: the pool's free pages lie in a random order when the sequence take
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,26 +192,22 @@ def _aligned(tokens: int, layers: int) -> dict[str, Any]:
     )
 
 
-def measure() -> list[dict[str, Any]]:
-    """Run all measurements, one after the other, so that only one cache is alive at a time."""
-    plain = [
-        _against_copy("", limit, tokens, layers, page_tokens)
-        for limit, tokens, layers, page_tokens in (
-            (1.25, 4096, 4, 16),
-            (1.25, 32_768, 4, 16),
-            (1.25, 131_072, 4, 16),
-            (1.25, 4096, 16, 16),
-            (1.25, 32_768, 16, 16),
-            (1.25, 32_768, 4, 128),
-            (1.6, 4096, 4, 1),
-            (1.6, 32_768, 4, 1),
-        )
-    ]
+def measurements() -> list[Callable[[], dict[str, Any]]]:
+    """Return all measurements. Each makes its own cache, so that only one is alive at a time."""
+    copied = (
+        (1.25, 4096, 4, 16),
+        (1.25, 32_768, 4, 16),
+        (1.25, 131_072, 4, 16),
+        (1.25, 4096, 16, 16),
+        (1.25, 32_768, 16, 16),
+        (1.25, 32_768, 4, 128),
+        (1.6, 4096, 4, 1),
+        (1.6, 32_768, 4, 1),
+    )
+    shared = ", every page copied on write"
     return [
-        *plain,
-        _against_copy(", every page copied on write", 1.35, 32_768, 4, 16, shared=True),
-        _against_numpy(4096, 4),
-        _against_numpy(32_768, 4),
-        _aligned(4096, 4),
-        _aligned(32_768, 4),
+        *(partial(_against_copy, "", *case) for case in copied),
+        partial(_against_copy, shared, 1.35, 32_768, 4, 16, shared=True),
+        *(partial(_against_numpy, tokens, 4) for tokens in (4096, 32_768)),
+        *(partial(_aligned, tokens, 4) for tokens in (4096, 32_768)),
     ]

@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,6 @@ def _help() -> dict[str, Any]:
     )
 
 
-def measure() -> list[dict[str, Any]]:
-    """Run all measurements."""
-    return [_counting(), _stepping(), *verbs.measure(), _help()]
+def measurements() -> list[Callable[[], dict[str, Any]]]:
+    """Return all measurements."""
+    return [_counting, _stepping, *verbs.measurements(), _help]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from kvsim.errors import KvsimError
@@ -16,8 +17,16 @@ def names() -> tuple[str, ...]:
     return tuple(BENCHMARKS)
 
 
-def measure(name: str) -> list[dict[str, Any]]:
+def measure(
+    name: str, report: Callable[[int, int], None] = lambda done, total: None
+) -> list[dict[str, Any]]:
     """Run one benchmark.
+
+    Parameters
+    ----------
+    name : str
+    report : callable, optional
+        Is told after each measurement how many are done, and how many there are.
 
     Returns
     -------
@@ -34,4 +43,10 @@ def measure(name: str) -> list[dict[str, Any]]:
         near = difflib.get_close_matches(name, BENCHMARKS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(BENCHMARKS)}"
         raise KvsimError(f"unknown benchmark {name!r}{hint}")
-    return importlib.import_module(BENCHMARKS[name]).measure()
+    measurements = importlib.import_module(BENCHMARKS[name]).measurements()
+    results = []
+    for number, one in enumerate(measurements):
+        report(number, len(measurements))
+        results.append(one())
+    report(len(measurements), len(measurements))
+    return results

@@ -108,11 +108,11 @@ def _compaction() -> dict[str, Any]:
     )
 
 
-def measure() -> list[dict[str, Any]]:
-    """Time append, fork + free and evict from Python, and compaction with and without JIT."""
+def measurements() -> list[Callable[[], dict[str, Any]]]:
+    """Return the timing of append, fork + free and evict from Python, and of compaction."""
     return [
-        _verb("append one token from Python", _append(), 10),
-        _verb("fork + free of 1,000 tokens from Python", _fork_and_free(), 20),
-        _verb("evict 500 of 1,000 tokens from Python", _evict(), 20),
-        _compaction(),
+        lambda: _verb("append one token from Python", _append(), 10),
+        lambda: _verb("fork + free of 1,000 tokens from Python", _fork_and_free(), 20),
+        lambda: _verb("evict 500 of 1,000 tokens from Python", _evict(), 20),
+        _compaction,
     ]
