@@ -209,7 +209,7 @@ def layouts(
 @app.command()
 @_command
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: ledger.")],
+    name: Annotated[str, typer.Argument(help="What to measure: evict or ledger.")],
     as_json: Json = False,
 ) -> None:
     """Measure speed ratios inside one run, against baselines kept in kvsim/bench.
@@ -217,10 +217,49 @@ def bench(
     Example: kvsim bench ledger
     """
     from kvsim.bench import measure
-    from kvsim.cli.render import print_bench
+    from kvsim.cli.render import print_bench, progress
 
-    results = measure(name)
+    with progress(f"bench {name}") as step:
+        results = measure(name, step)
     if as_json:
         _print_json(results)
     else:
         print_bench(results)
+
+
+@app.command()
+@_command
+def prove(
+    seconds: Annotated[
+        float | None, typer.Option(help="Go on through the whole matrix for so long.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws rows, victims and the matrix's order.")] = 7,
+    case: Annotated[
+        int | None, typer.Option(help="Run one case of the matrix again, by its number.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove on this machine that paged rows equal contiguous ones, bit for bit.
+
+    Exits with 1 if a word differs, or if a control that must be noticed is not.
+
+    Example: kvsim prove --seconds 120 --json
+    """
+    from kvsim.cli.proof import print_proof
+    from kvsim.cli.render import progress
+    from kvsim.tensors import proof
+
+    _at_least("--seed", seed, 0)
+    if seconds is not None and not 1 <= seconds < float("inf"):
+        raise ScenarioError(f"--seconds must be at least 1, not {seconds}")
+    if case is not None:
+        report = proof.prove_case(case, seed)
+    else:
+        with progress("proof") as step:
+            report = proof.prove(seed, seconds, step)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        print_proof(report.as_dict())
+    if not report.holds:
+        raise typer.Exit(1)

@@ -40,6 +40,9 @@ FIXED: tuple[tuple[str, Any], ...] = (
     ("store", "counting"),
     ("planes", "kv"),
     ("element_bytes", 2),
+    ("memory", "heap"),
+    ("plane_layout", None),
+    ("extent_bytes", None),
     ("tokens", None),
 )
 """Settings that have one value in a figure, with the value that is preferred where it occurs.
@@ -67,6 +70,9 @@ SAID = (
     "store",
     "planes",
     "element_bytes",
+    "memory",
+    "plane_layout",
+    "extent_bytes",
 )
 """Settings that a caption says where they are not the usual ones."""
 

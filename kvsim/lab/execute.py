@@ -25,7 +25,7 @@ import numpy as np
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
-from kvsim.lab.run import Maps, check, failed_row, run
+from kvsim.lab.run import Maps, Measured, check, failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
 from kvsim.lab.warm import warm
 from kvsim.paging import MODEL_VERSION
@@ -56,23 +56,24 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class _Done:
-    """A finished run: its row, its page maps if it recorded any, and how long it took."""
+    """A finished run: its row, its page maps if it recorded any, and what was measured."""
 
     row: dict[str, Any]
     maps: Maps
-    seconds: float
+    measured: Measured
 
 
 def _timed(scenario: Scenario) -> _Done | _Refusal:
     start = time.perf_counter()
     maps: Maps = {}
+    measured: Measured = {}
     try:
-        row = run(scenario, maps)
+        row = run(scenario, maps, measured)
     except KvsimError as error:
         return _Refusal(error)
     except Exception as error:
         row = failed_row(scenario, error)
-    return _Done(row, maps, time.perf_counter() - start)
+    return _Done(row, maps, {"seconds": time.perf_counter() - start, **measured})
 
 
 def _start_worker(parent: int) -> None:
@@ -203,7 +204,7 @@ def execute(
                 if row["page_map"]:
                     # Before the row that names it, so that no row names a missing file.
                     folder.write_file(row["page_map"], _packed(result.maps))
-                folder.append(row, {"run_id": row["run_id"], "seconds": result.seconds})
+                folder.append(row, {"run_id": row["run_id"], **result.measured})
                 progress(done, len(todo))
         found = {row["run_id"]: row for row in folder.rows()}
     rows = [found[key] for key in ids if key in found]

@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 from kvsim.eviction import EvictionLoop
+from kvsim.lab import physical
 from kvsim.lab.scenario import Scenario
+from kvsim.layout import KVLayout
 from kvsim.paging import fields as f
+from kvsim.paging.physical import Extents
 
 # Columns that a run measures; null in a row whose outcome is not `completed`.
 MEASURED = (
     "layers_counted",
+    "plane_price",
     "tokens",
     "retained_tokens",
     "evicted_tokens_total",
@@ -41,6 +45,11 @@ MEASURED = (
     "cow_pages_total",
     "extra_pages_peak",
     "page_bytes",
+    "read_rotated_rows",
+    "mapped_extents",
+    "mapped_bytes",
+    "returned_extents_total",
+    "empty_mapped_bytes",
     "refused_verbs_total",
     "retained_mass",
     "budget_met",
@@ -54,6 +63,7 @@ def settings(
 ) -> dict[str, Any]:
     """Return the columns that repeat what the scenario asked for; names instead of paths."""
     arrives = scenario.workload.kind == "requests"
+    size = physical.extent_bytes(scenario)
     return {
         "seed": scenario.seed,
         "layout": layout,
@@ -87,6 +97,9 @@ def settings(
         "store": scenario.store.kind,
         "planes": scenario.store.planes,
         "element_bytes": scenario.store.element_bytes,
+        "memory": scenario.store.memory,
+        "plane_layout": scenario.store.plane_layout if size else None,
+        "extent_bytes": size or None,
     }
 
 
@@ -103,6 +116,22 @@ def _budget_met(loop: EvictionLoop, scenario: Scenario, held_bytes: int) -> bool
         fraction = loop.rules.target(state.appended).fraction
         allowed += page_bytes * (math.ceil(fraction * dense) + slack)
     return held_bytes <= allowed
+
+
+def plane_price(layout: KVLayout, planes: str) -> float:
+    """Return the bytes of a token's rows in these planes over those in planes kv.
+
+    Over all scope units, so that it is one number where their pages differ.
+    """
+    return sum(layout.unit_row_bytes(planes)) / sum(layout.unit_row_bytes("kv"))
+
+
+def _physical(loop: EvictionLoop) -> dict[str, int | None]:
+    """Read the physical model; its columns are null where there is none."""
+    model = loop.ledger.physical_model
+    known = isinstance(model, Extents)
+    names = ("mapped_extents", "mapped_bytes", "returned_extents_total", "empty_mapped_bytes")
+    return {name: getattr(model, name) if known else None for name in names}
 
 
 def measure(loop: EvictionLoop, scenario: Scenario, steps: int) -> dict[str, Any]:
@@ -146,6 +175,9 @@ def measure(loop: EvictionLoop, scenario: Scenario, steps: int) -> dict[str, Any
         "cow_pages_total": ledger.total(f.COW_TOTAL),
         "extra_pages_peak": ledger.total(f.EXTRA_PEAK),
         "page_bytes": max(geometry.page_row_bytes().tolist()) * ledger.page_tokens,
+        # What one reading of every retained row has to rotate.
+        "read_rotated_rows": ledger.retained_rows if scenario.store.planes == "raw_only" else 0,
+        **_physical(loop),
         "refused_verbs_total": loop.refused_verbs_total,
         "retained_mass": loop.retained_mass(),
         "budget_met": _budget_met(loop, scenario, held_bytes),

@@ -10,13 +10,14 @@ import numpy as np
 
 from kvsim.errors import CeilingExceeded, Infeasible, KvsimError, NotApplicable, PolicyError
 from kvsim.eviction import EvictionLoop
-from kvsim.lab import row, setup
+from kvsim.lab import physical, row, setup
 from kvsim.lab.identity import run_id
 from kvsim.lab.scenario import Scenario
 from kvsim.layout import load_layout
 from kvsim.policies import build, short_name
 
 Maps = dict[str, np.ndarray]
+Measured = dict[str, Any]
 
 
 @contextmanager
@@ -47,28 +48,45 @@ def _keep(maps: Maps, stage: str, loop: EvictionLoop) -> None:
         maps[stage] = loop.ledger.page_map()
 
 
-def _measure(scenario: Scenario, parts: setup.Parts, maps: Maps) -> dict[str, Any]:
-    """Run the engine to its end and return the measured columns."""
-    loop = setup.make_loop(scenario, parts)
+def _measure(
+    scenario: Scenario, parts: setup.Parts, maps: Maps, measured: Measured
+) -> dict[str, Any]:
+    """Run the engine to its end and return the row's columns; `measured` gets what is no column."""
+    rss_before = physical.process_rss_bytes()
+    memory = setup.make_memory(scenario, parts)
+    loop = setup.make_loop(scenario, parts, memory)
     if scenario.record.page_map:
         # Of the first eviction only: later ones find the stages taken.
         loop.observe = lambda stage: _keep(maps, stage, loop)
     # How many of the model's layers these figures are about: a reduced recording has not all.
     counted = f"{len(parts.layout.layers())}/{parts.whole.num_layers}"
-    measured: dict[str, Any] = {"layers_counted": counted}
+    columns: dict[str, Any] = {
+        "layers_counted": counted,
+        "plane_price": row.plane_price(parts.layout, scenario.store.planes),
+    }
 
     def before_finish() -> None:
         # Recounted here, while there is something to recount: finishing empties the ledger.
         loop.ledger.check()
-        measured.update(row.measure(loop, scenario, engine.steps))
+        columns.update(row.measure(loop, scenario, engine.steps))
         if loop.row_source is not None:
             # Every retained row must still be its token's row, bit for bit.
             tokens = {sequence: state.tokens for sequence, state in loop.tracked.items()}
             loop.row_source.verify(loop.ledger, tokens)
+        if memory is not None:
+            # Last, so that a read outside what is mapped would be seen here too.
+            measured["resident_bytes"] = memory.check_resident()
+            measured["process_rss_bytes"] = physical.process_rss_bytes()
+            measured["process_rss_before_bytes"] = rss_before
 
     engine = setup.make_engine(scenario, parts, loop, before_finish)
-    engine.run()
-    return measured
+    try:
+        engine.run()
+    finally:
+        if memory is not None:
+            # A run that was cut short has sequences left, and the next one needs their memory.
+            memory.close()
+    return columns
 
 
 def _head(scenario: Scenario, layout: str) -> dict[str, Any]:
@@ -80,7 +98,9 @@ def _head(scenario: Scenario, layout: str) -> dict[str, Any]:
     }
 
 
-def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
+def run(
+    scenario: Scenario, maps: Maps | None = None, measured: Measured | None = None
+) -> dict[str, Any]:
     """Return the row of one scenario.
 
     Parameters
@@ -88,6 +108,9 @@ def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
     scenario : Scenario
     maps : dict, optional
         Receives the page maps that the row names, if the scenario records any.
+    measured : dict, optional
+        Receives what was measured and not computed: with mapped memory `resident_bytes`, by
+        mincore, and the whole process before the run and at the same moment, by smaps.
 
     Raises
     ------
@@ -96,25 +119,26 @@ def run(scenario: Scenario, maps: Maps | None = None) -> dict[str, Any]:
         meet its own terms is no error but a row whose outcome says so.
     """
     maps = {} if maps is None else maps
+    measured = {} if measured is None else measured
     with _no_exit(scenario):
         parts = setup.understand(scenario)
         head = _head(scenario, parts.whole.name)
         try:
             setup.applicable(scenario, parts.policy)
-            measured: dict[str, Any] = _measure(scenario, parts, maps)
+            columns: dict[str, Any] = _measure(scenario, parts, maps, measured)
             outcome, reason = "completed", ""
-            measured["page_map"] = map_name(head["run_id"]) if maps else None
+            columns["page_map"] = map_name(head["run_id"]) if maps else None
         except (Infeasible, CeilingExceeded) as refusal:
-            measured, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
+            columns, outcome, reason = dict.fromkeys(row.MEASURED), "infeasible", str(refusal)
         except NotApplicable as refusal:
-            measured, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
+            columns, outcome, reason = dict.fromkeys(row.MEASURED), "not_applicable", str(refusal)
     if scenario.budget.tokens:
         # With tokens given, the fraction of the scenario says nothing; this one does.
         workload = scenario.workload
         prompts = workload.sequences * (1 + workload.forks)
-        appended = None if workload.kind == "requests" else measured.get("tokens")
+        appended = None if workload.kind == "requests" else columns.get("tokens")
         head["budget_fraction"] = scenario.budget.tokens * prompts / appended if appended else None
-    return {**head, **measured, "outcome": outcome, "outcome_reason": reason}
+    return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
 
 
 def map_name(run_id: str) -> str:

@@ -173,11 +173,21 @@ class Store:
     kind, planes : str
     element_bytes : int
         Bytes of one element, for all byte figures.
+    memory : str
+        Whether planes lie in NumPy's memory or in mappings that are given back.
+    plane_layout : str
+        One buffer per plane, or one per layer of each plane.
+    extent_bytes : int
+        The unit in which physical memory is mapped. 0: there is no physical model; mapped memory
+        has one of 2 MiB then.
     """
 
     kind: str = _choice("counting", "array")
     planes: str = _choice("kv", "kv_raw", "raw_only")
     element_bytes: int = _count(2, 1)
+    memory: str = _choice("heap", "mapped")
+    plane_layout: str = _choice("page_major", "layer_major")
+    extent_bytes: int = _count(0)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.engine import Engine, Request, When
-from kvsim.errors import NotApplicable, ScenarioError, WorkloadError
+from kvsim.errors import MemoryRefused, NotApplicable, ScenarioError, WorkloadError
 from kvsim.eviction import EvictionLoop, Rules
 from kvsim.eviction.state import Signals
+from kvsim.lab import physical
 from kvsim.lab.scenario import Scenario
 from kvsim.layout import KVLayout, load_layout
 from kvsim.paging import Geometry, Ledger, Order, geometry, single
+from kvsim.paging.physical import Extents
 from kvsim.policies import Attention, Policy, build, short_name
 from kvsim.seeds import stream
 from kvsim.tensors.array_store import ArrayStore
+from kvsim.tensors.mapped import MappedMemory
 from kvsim.tensors.row_source import SeededRows
 from kvsim.tensors.shape import shape_of_layout
 from kvsim.workload import arrivals
@@ -139,6 +142,7 @@ def understand(scenario: Scenario) -> Parts:
         scenario.store.planes,
         scenario.store.element_bytes,
     )
+    physical.check(scenario, layout, shape)
     return Parts(policy, whole, layout, shape, unit_shape, _ceiling(scenario, shape))
 
 
@@ -176,8 +180,42 @@ def _ordering(scenario: Scenario, policy: Policy) -> Order:
     )
 
 
-def make_loop(scenario: Scenario, parts: Parts) -> EvictionLoop:
-    """Return an eviction loop with nothing in it."""
+def make_memory(scenario: Scenario, parts: Parts) -> MappedMemory | None:
+    """Return the mapped memory of a run's planes, or None where they lie in NumPy's.
+
+    Raises
+    ------
+    MemoryRefused
+        If the pool's planes are more than the memory that is available.
+    """
+    if scenario.store.memory != "mapped":
+        return None
+    extents = _extents(scenario, parts)
+    assert extents is not None, "mapped memory always has a physical model"
+    try:
+        return MappedMemory(extents)
+    except MemoryRefused as refusal:
+        raise MemoryRefused(f"{refusal}; pool.ceiling_pages makes the pool smaller") from None
+
+
+def _extents(scenario: Scenario, parts: Parts) -> Extents | None:
+    """Return the extents under a pool that never has to grow, if there is a physical model."""
+    pages = physical.pool_pages(scenario, parts.shape, parts.ceiling_pages, _arrivals(scenario))
+    return physical.make_extents(scenario, parts.layout, parts.shape, pages)
+
+
+def make_loop(scenario: Scenario, parts: Parts, memory: MappedMemory | None = None) -> EvictionLoop:
+    """Return an eviction loop with nothing in it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    parts : Parts
+    memory : MappedMemory, optional
+        What `make_memory` returned, for a caller who wants to look at it and close it.
+    """
+    memory = memory or make_memory(scenario, parts)
+    extents = memory.extents if memory else _extents(scenario, parts)
     sets = {
         "shared": (1, 1),
         "layer": (parts.unit_shape[0], 1),
@@ -188,7 +226,13 @@ def make_loop(scenario: Scenario, parts: Parts) -> EvictionLoop:
     rows: SeededRows | None = None
     if scenario.store.kind == "array":
         planes = shape_of_layout(parts.layout, scenario.store.planes, _longest(scenario))
-        store = ArrayStore(planes, parts.shape, page_tokens)
+        store = ArrayStore(
+            planes,
+            parts.shape,
+            page_tokens,
+            layout=scenario.store.plane_layout,
+            memory=memory,
+        )
         rows = SeededRows(store, scenario.seed)
     return EvictionLoop(
         ledger=Ledger(
@@ -198,6 +242,8 @@ def make_loop(scenario: Scenario, parts: Parts) -> EvictionLoop:
             order=scenario.pool.order,
             ordering=_ordering(scenario, parts.policy),
             store=store,
+            physical_model=extents,
+            **({} if extents is None else {"room_pages": extents.pages}),
         ),
         dense=Ledger(single(sum(parts.shape.unit_row_bytes)), page_tokens),
         policy=parts.policy,
@@ -214,6 +260,8 @@ def make_loop(scenario: Scenario, parts: Parts) -> EvictionLoop:
         unit_shape=parts.unit_shape,
         rng=stream(scenario.seed, "policy"),
         row_source=rows,
+        # Steps that leap take no orders in between, and would count other extents as returned.
+        leaps=extents is None,
     )
 
 

@@ -35,6 +35,7 @@ class Calls(Readings):
 
     store: Store
     physical_model: Physical | None
+    _undoable = False
 
     def _call(self, verb: str, function: Any, *arguments: Any) -> None:
         scalars = self._scalars
@@ -68,10 +69,12 @@ class Calls(Readings):
     def _flush(self) -> None:
         """Let the store carry out what was decided: map, move, and only then give back."""
         orders = None
-        if self.physical_model is not None:
+        moves = int(self._scalars[f.PLAN])
+        # While a verb can still be undone its pages keep their memory: what is given back is
+        # lost. Once there are moves it can no longer be refused.
+        if self.physical_model is not None and (moves or not self._undoable):
             orders = self.physical_model.update(*self._held_by())
             self.store.map(orders)
-        moves = int(self._scalars[f.PLAN])
         if moves:
             self.store.apply(self._arrays.plan[:, :moves])
             self._scalars[f.PLAN] = 0
@@ -91,13 +94,23 @@ class Calls(Readings):
         return before
 
     def copy_of_arrays(self) -> memory.Arrays:
-        """Return a copy of everything, for `put_back` to undo a verb made of several."""
+        """Return a copy of everything, for `put_back` to undo a verb made of several.
+
+        No memory is given back until `put_back` or `keep` ends this.
+        """
+        self._undoable = True
         return memory.Arrays(*(array.copy() for array in self._arrays))
 
     def put_back(self, saved: memory.Arrays) -> None:
         """Be as when the arrays were copied. Only before any move reached the store."""
+        self._undoable = False
         self._arrays = saved
         self._scalars = saved.scalars
+
+    def keep(self) -> None:
+        """Stay as it is since the arrays were copied, and give back what that leaves free."""
+        self._undoable = False
+        self._flush()
 
     def _taken_number(self) -> int:
         number = int(self._scalars[f.MEMBER])

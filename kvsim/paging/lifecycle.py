@@ -131,6 +131,37 @@ def own_every_page(arrays, sequence):
 
 
 @kernel
+def clone(arrays, parent):
+    """Open a sequence with its own copy of every page of `parent`, those taken ahead included.
+
+    Everything is asked for at once, so that a clone is made or refused as a whole. The child's
+    number is left in MEMBER.
+    """
+    scalars, tables, pages, entries, _, _, _, scopes, plan = arrays
+    units = scalars[f.UNITS]
+    named = np.int64(0)
+    ahead = np.int64(0)
+    segments = np.int64(0)
+    for table in range(parent * units, (parent + 1) * units):
+        named += tables[table, f.NAMED]
+        ahead += tables[table, f.RESERVED]
+        segments += missing(0, tables[table, f.ENTRIES])
+    moves = named * scalars[f.PAGE_TOKENS]
+    answer = refuse_or_grow(scalars, entries, plan, named + ahead, segments, moves)
+    if answer != f.OK:
+        return answer
+    answer = fork(arrays, parent)
+    if answer != f.OK:
+        return answer
+    child = scalars[f.MEMBER]
+    own_every_page(arrays, child)
+    for scope in range(units):
+        count = tables[parent * units + scope, f.RESERVED]
+        take_ahead(scalars, tables, pages, scopes, child * units + scope, count)
+    return f.OK
+
+
+@kernel
 def free(arrays, sequence):
     """End a sequence: let go of all its pages. Finishing adds to no flow of eviction."""
     scalars, tables, pages, entries, _, _, _, scopes, _ = arrays

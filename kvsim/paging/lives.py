@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.errors import CeilingExceeded, LedgerError, SwapError
+from kvsim.errors import LedgerError, SwapError
 from kvsim.paging import fields as f
 from kvsim.paging import images, lifecycle
 from kvsim.paging.calls import Calls
@@ -42,24 +42,8 @@ class Lives(Calls):
             If the copies do not fit. Nothing is changed.
         """
         self._check_open(parent)
-        tables = self._arrays.tables[parent * self._units : (parent + 1) * self._units]
-        need = int(tables[:, f.NAMED].sum() + tables[:, f.RESERVED].sum())
-        ahead = [int(pages) for pages in tables[:, f.RESERVED]]
-        if need > self.free_pages:
-            raise CeilingExceeded("clone", need, self.free_pages)
-        child = self.fork(parent)
-        try:
-            self._call("clone", lifecycle.own_every_page, child)
-            if any(ahead):
-                cursors = tables[:, f.CURSOR]
-                entries = -(-cursors // self.page_tokens) + ahead
-                # Every table is appended to alike, so one number of tokens serves them all.
-                tokens = int((entries * self.page_tokens - cursors).max())
-                self._call("clone", lifecycle.reserve_ahead, child, tokens)
-        except LedgerError:
-            self.free(child)
-            raise
-        return child
+        self._call("clone", lifecycle.clone, parent)
+        return self._taken_number()
 
     def reserve(self, sequence: int, tokens: int) -> None:
         """Take the pages that the next `tokens` tokens of a sequence need.
@@ -75,6 +59,8 @@ class Lives(Calls):
             If the sequence is not open, or `tokens` is negative or beyond any table.
         """
         self._check_open(sequence)
+        if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer):
+            raise LedgerError(f"room is reserved for whole tokens, not {tokens!r:.60}")
         if not 0 <= tokens < TOKENS_LIMIT:
             raise LedgerError(f"cannot reserve room for {tokens} tokens")
         self._call("reserve", lifecycle.reserve_ahead, sequence, tokens)
@@ -150,12 +136,15 @@ class Lives(Calls):
             image.cursors.shape != (self._units,)
             or image.reserved.shape != (self._units,)
             or image.following.shape != (self._units, arrays.tables.shape[1] - f.TABLE_FIELDS)
+            or image.named.ndim != 1
+            or image.dead.ndim != 1
             or image.holders.shape != (arrays.holders.shape[0], image.dead.size)
             or image.position.shape != (arrays.position.shape[0], image.dead.size)
         ):
             raise SwapError("the image is of a ledger with other tables")
-        if image.cursors.min() < 0 or image.reserved.min() < 0:
-            raise SwapError("a count is negative")
+        for counts in (image.cursors, image.reserved, image.following):
+            if counts.size and not 0 <= counts.min() <= counts.max() < TOKENS_LIMIT:
+                raise SwapError("a count is negative, or beyond any table")
         image.check(self.page_tokens)
         placed = np.empty(image.dead.size, np.int64)
         self._call(

@@ -67,6 +67,25 @@ class Readings:
         entries = self.table(sequence, scope, f.ENTRIES)
         return self._arrays.entries[f.PAGE, start : start + entries].astype(np.int64)
 
+    def named_pages(self, sequence: int, shared: bool = False) -> int:
+        """Count the pages that a sequence's tables name, or those of them that others name too."""
+        count = 0
+        for scope in range(self._units):
+            pages = self.pages_of(sequence, scope)
+            pages = pages[pages >= 0]
+            if shared:
+                pages = pages[self._arrays.pages[f.REFCOUNT, pages] > 1]
+            count += pages.size
+        return count
+
+    def slots_are_positions(self, sequence: int) -> bool:
+        """Tell whether all sets retain all slots below one cursor, each at its own number."""
+        if self._arrays.position.shape[0] or self._arrays.holders.shape[0]:
+            return False
+        tables = self._arrays.tables[sequence * self._units : (sequence + 1) * self._units]
+        alike = (tables[:, f.CURSOR] == tables[0, f.CURSOR]).all()
+        return bool(alike) and not tables[:, f.DEAD].any()
+
     def refcounts(self) -> np.ndarray:
         """Return the refcount of each page, int32 [pages]."""
         return self._arrays.pages[f.REFCOUNT, :-1].copy()

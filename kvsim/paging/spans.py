@@ -93,6 +93,8 @@ def clamp(first: int, count: int, length: int) -> tuple[int, int]:
 
 def span_victims(ledger: Ledger, sequence: int, first: int, last: int) -> list[np.ndarray]:
     """Return, for each set, the slots whose positions lie in [first, last)."""
+    if ledger.slots_are_positions(sequence):
+        return [np.arange(first, last)] * ledger.geometry.sets
     victims = []
     for which in range(ledger.geometry.sets):
         slots, positions = ledger.rows(sequence, which)
@@ -117,6 +119,7 @@ def evict_span(ledger: Ledger, sequence: int, first: int, count: int) -> Receipt
     CeilingExceeded
         If renumbering or compacting needs more pages than there may be. Nothing is changed.
     """
+    ledger.sequence_is_open(sequence)
     first, last = clamp(first, count, length(ledger, sequence))
     if first == last:
         return Receipt(first, first)
@@ -133,6 +136,7 @@ def evict_as_one(
     VictimError, CeilingExceeded
         As `Ledger.evict` and `Ledger.compact`. Nothing is changed.
     """
+    ledger.sequence_is_open(sequence)
     before = {name: ledger.total(field) for name, field in FLOWS.items()}
     held = ledger.held_pages
     compacts = ledger.ordering.compaction != "none"
@@ -150,6 +154,8 @@ def evict_as_one(
             ledger.put_back(saved)
         ledger.swap_peak(peak)
         raise
+    if saved is not None:
+        ledger.keep()
     ledger.swap_peak(max(peak, inside))
     done = {name: ledger.total(field) - before[name] for name, field in FLOWS.items()}
     return Receipt(
@@ -169,12 +175,11 @@ def evict_as_one(
 def _saved(ledger: Ledger, sequence: int) -> Arrays | None:
     """Return a copy of the ledger's arrays if the compaction to come could be refused.
 
-    It takes at most a page for each that the sequence names now; where so many fit without
-    growing anything, it cannot fail, and nothing need be kept.
+    A rebuild takes at most a page for each that the sequence names now, any other algorithm one
+    for each that it shares; where so many fit without growing anything, it cannot fail, and
+    nothing need be kept.
     """
-    most = sum(
-        ledger.table(sequence, scope, f.NAMED) for scope in range(ledger.geometry.scope_units)
-    )
+    most = ledger.named_pages(sequence, shared=ledger.ordering.compaction != "rebuild")
     if most <= min(ledger.free_pages, ledger.room_pages - ledger.held_pages):
         return None
     return ledger.copy_of_arrays()

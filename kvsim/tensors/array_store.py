@@ -71,6 +71,8 @@ class ArrayStore:
         Never use non-temporal stores, so that both kernels can be compared.
     """
 
+    keys = "float32"
+
     def __init__(
         self,
         shape: CacheShape,
@@ -97,13 +99,25 @@ class ArrayStore:
         self._tables: RotationTables | None = None
         self._streams: list[bool] = []
         for block in self.blocks:
-            dtype = np.dtype(shape.families[block.family].dtype)
             self.planes.append(
                 {
                     plane: self._memory.plane(self.name(block, plane), 0, elements, dtype)
-                    for plane, elements in block.elements.items()
+                    for plane, (elements, dtype) in self.plane_types(block).items()
                 }
             )
+
+    def plane_types(self, block: Block) -> dict[str, tuple[int, np.dtype]]:
+        """Return the elements of one slot, and their type, in each plane of a block."""
+        dtype = np.dtype(self.shape.families[block.family].dtype)
+        return {plane: (elements, dtype) for plane, elements in block.elements.items()}
+
+    def encoded(self, scope: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return rows of a scope unit as `write` takes them: here they are kept as they are."""
+        return rows
+
+    def decoded(self, scope: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return what `gather_scope` found as attention reads it."""
+        return rows
 
     def name(self, block: Block, plane: str) -> str:
         """Return the name of a block's plane: family.plane, and the layer where it has its own."""
@@ -119,6 +133,8 @@ class ArrayStore:
             If there is not enough memory. All planes are as they were.
         """
         slots = pages * self.page_tokens
+        every = [plane for planes in self.planes for plane in planes.values()]
+        self._memory.check(sum(slots * plane.shape[1] * plane.itemsize for plane in every))
         grown = [
             {
                 plane: self._memory.grow(self.name(block, plane), old, slots)
@@ -157,6 +173,8 @@ class ArrayStore:
             For each plane, [n, ...]: the rows of the scope's units, in their order, flat or not.
         """
         assert isinstance(rows, Mapping)
+        if not slots.size:
+            return
         for block, planes in zip(self.blocks, self.planes, strict=True):
             for plane, first, last, source in self.parts(block, scope):
                 if plane in rows:

@@ -23,10 +23,13 @@ class ScopeColumns(NamedTuple):
     family : int
     into : dict
         For each plane, the columns of the family's plane that the scope unit holds, int64.
+    of_set : dict
+        For each set in the scope unit and each plane, which of those columns are the set's, bool.
     """
 
     family: int
     into: dict[str, np.ndarray]
+    of_set: dict[int, dict[str, np.ndarray]]
 
 
 def given_columns(shape: CacheShape) -> list[dict[str, np.ndarray]]:
@@ -59,10 +62,14 @@ def scope_columns(shape: CacheShape, geometry: Geometry) -> list[ScopeColumns]:
         units = [u for u, where in enumerate(geometry.unit_scope) if where == scope]
         family = int(np.searchsorted(firsts, units[0], side="right")) - 1
         into = {}
+        of_set: dict[int, dict[str, np.ndarray]] = {w: {} for w in geometry.inner_sets[scope]}
         for plane, offsets in shape.offsets[family].items():
-            rows = [unit - int(firsts[family]) for unit in units]
+            rows = np.array(units) - int(firsts[family])
             into[plane] = np.concatenate(
                 [np.arange(offsets[row], offsets[row + 1]) for row in rows]
             )
-        found.append(ScopeColumns(family, into))
+            owners = np.repeat([geometry.unit_set[unit] for unit in units], np.diff(offsets)[rows])
+            for which, columns in of_set.items():
+                columns[plane] = owners == which
+        found.append(ScopeColumns(family, into, of_set))
     return found

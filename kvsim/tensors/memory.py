@@ -19,6 +19,9 @@ STAGGER_BYTES = 21 * 64
 class Memory(Protocol):
     """Gives a store its planes."""
 
+    def check(self, size_bytes: int) -> None:
+        """Raise MemoryRefused unless planes of so many bytes, all together, can be had."""
+
     def plane(self, name: str, slots: int, elements: int, dtype: np.dtype) -> np.ndarray:
         """Return a zeroed, C-contiguous, 64-byte aligned array [slots, elements]."""
 
@@ -38,6 +41,10 @@ class HeapMemory:
     def __init__(self) -> None:
         self._stagger = 0
 
+    def check(self, size_bytes: int) -> None:
+        """Raise MemoryRefused if all planes together are more than the available memory."""
+        check_fits("all planes", size_bytes)
+
     def plane(self, name: str, slots: int, elements: int, dtype: np.dtype) -> np.ndarray:
         """Return a zeroed, C-contiguous, 64-byte aligned array [slots, elements].
 
@@ -47,7 +54,7 @@ class HeapMemory:
             If it is larger than the memory that is available. Nothing is allocated.
         """
         size = slots * elements * dtype.itemsize
-        check_fits(name, size)
+        check_fits(f"plane {name}", size)
         room = np.zeros(size + 2 * OS_PAGE_BYTES, np.uint8)
         start = -room.ctypes.data % OS_PAGE_BYTES + self._stagger
         self._stagger = (self._stagger + STAGGER_BYTES) % (3 * STAGGER_BYTES)
@@ -71,5 +78,5 @@ def check_fits(name: str, size_bytes: int) -> None:
     there = available_bytes()
     if size_bytes > there:
         raise MemoryRefused(
-            f"plane {name} needs {size_bytes} bytes and {there} bytes of memory are available"
+            f"{name}: {size_bytes} bytes are needed and {there} bytes of memory are available"
         )

@@ -13,14 +13,14 @@ import numpy as np
 from kvsim.errors import ExactnessRefused, LedgerError, RotationError
 from kvsim.paging import Ledger, Order, Receipt, evict_as_one, evict_span
 from kvsim.paging.spans import clamp, length
+from kvsim.paging.store import Physical
 from kvsim.tensors import swap
-from kvsim.tensors.array_store import ArrayStore
 from kvsim.tensors.columns import given_columns, scope_columns
 from kvsim.tensors.memory import Memory
+from kvsim.tensors.quantized_store import make_store
+from kvsim.tensors.remedies import Flushed, flush, why_refused
 from kvsim.tensors.rotator import Rotator
 from kvsim.tensors.shape import CacheShape
-
-REMEDY = "use planes kv_raw or raw_only, or positions keep"
 
 
 class PagedCache:
@@ -41,10 +41,14 @@ class PagedCache:
         Pages that there is room for from the start.
     layout : {"page_major", "layer_major"}
     memory : Memory, optional
+    physical_model : Physical, optional
+        Which memory is mapped under the pages; mapped memory needs its own here.
     portable : bool
         Never use non-temporal stores.
     recurrent_layers : tuple of int
         Layers with a recurrent or convolutional state, which no eviction can take back.
+    keys : {"float32", "int8", "e4m3", "e4m3_scaled"}
+        How rotated keys are kept; `rows` returns what their codes stand for.
     """
 
     def __init__(
@@ -63,14 +67,17 @@ class PagedCache:
         pages: int = 64,
         layout: str = "page_major",
         memory: Memory | None = None,
+        physical_model: Physical | None = None,
         portable: bool = False,
         recurrent_layers: tuple[int, ...] = (),
+        keys: str = "float32",
     ) -> None:
-        geometry = shape.geometry(scope, sets)
+        geometry = shape.geometry(scope, sets, keys)
         self.shape = shape
         self.recurrent_layers = recurrent_layers
-        self.store = ArrayStore(
-            shape, geometry, page_tokens, layout=layout, memory=memory, portable=portable
+        self.keys = keys
+        self.store = make_store(
+            shape, geometry, page_tokens, keys, layout=layout, memory=memory, portable=portable
         )
         self.ledger = Ledger(
             geometry,
@@ -85,6 +92,7 @@ class PagedCache:
                 renumber_writes=shape.planes != "raw_only",
             ),
             store=self.store,
+            physical_model=physical_model,
             room_pages=pages,
         )
         self.read_rotated_rows_total = 0
@@ -118,6 +126,8 @@ class PagedCache:
         RotationError
             If a position would lie past the rotation tables, or under `renumber` the new
             length is rotated by longrope's long factors. Nothing is changed.
+        ExactnessRefused
+            If a quantized key has no code, such as a NaN under a scale. Nothing is changed.
         CeilingExceeded
             If the pages needed are more than the ceiling leaves. Nothing is changed.
         """
@@ -129,7 +139,7 @@ class PagedCache:
                 f"position {first + count - 1} lies past the {self.shape.max_positions} positions"
                 " of the rotation tables"
             )
-        self._check_regime(self.length(sequence) + count)
+        self._check_regime(first + count)
         planes = []
         for number, given in enumerate(rows):
             columns = self._given[number]
@@ -143,7 +153,8 @@ class PagedCache:
                 begin = self.ledger.next_position(sequence, scope)
                 positions = np.arange(begin, begin + count)
                 made["K"] = self._rotator.keys(held.family, rows[held.family]["k"], positions)
-            blocks.append({plane: made[plane][:, cut] for plane, cut in held.into.items()})
+            cuts = {plane: made[plane][:, cut] for plane, cut in held.into.items()}
+            blocks.append(self.store.encoded(scope, cuts))
         self.ledger.append(sequence, count, blocks)
 
     def fork(self, parent: int) -> int:
@@ -203,11 +214,20 @@ class PagedCache:
                     f"recurrent state cannot forget a token: layers {list(self.recurrent_layers)}"
                 )
             if self._renumbers and self.shape.planes == "kv":
-                raise ExactnessRefused(f"planes kv keep no pre-RoPE key to renumber by: {REMEDY}")
+                raise ExactnessRefused(why_refused(self.keys))
             return evict_as_one(self.ledger, sequence, lists)
         except LedgerError as refusal:
             refusal.receipt = Receipt(0, 0, exact=False, refused=str(refusal))
             raise
+
+    @property
+    def supports_exact_span(self) -> bool:
+        """Whether any span can be evicted exactly."""
+        return not (self.recurrent_layers or (self._renumbers and self.shape.planes == "kv"))
+
+    def flush(self, sequence: int) -> Flushed:
+        """Drop every token of a sequence: the remedy where a span cannot be evicted."""
+        return flush(self.ledger, sequence)
 
     def compact(self, sequence: int) -> None:
         """Compact a sequence as the ordering says."""
@@ -266,17 +286,23 @@ class PagedCache:
         for scope, held in enumerate(self._scopes):
             if held.family != family:
                 continue
-            for which in self.ledger.geometry.inner_sets[scope]:
+            read = None
+            for which, columns in held.of_set.items():
                 slots, here = self.ledger.rows(sequence, which, scope)
                 if positions is not None and not np.array_equal(here, positions):
                     raise LedgerError("sets retain different tokens: read their rows by unit_rows")
                 positions = here
-            blocks = self.store.gather_scope(self.ledger.physical(sequence, scope, slots), scope)
-            for plane, cut in held.into.items():
-                if plane not in found:
-                    width = self.shape.elements(family, plane)
-                    found[plane] = np.empty((slots.size, width), blocks[plane].dtype)
-                found[plane][:, cut] = blocks[plane]
+                # Where rows move on their own, sets may have one position in different slots.
+                if read is None or not np.array_equal(slots, read):
+                    where = self.ledger.physical(sequence, scope, slots)
+                    blocks = self.store.decoded(scope, self.store.gather_scope(where, scope))
+                    read = slots
+                for plane, cut in held.into.items():
+                    if plane not in found:
+                        width = self.shape.elements(family, plane)
+                        found[plane] = np.empty((slots.size, width), blocks[plane].dtype)
+                    mine = columns[plane]
+                    found[plane][:, cut[mine]] = blocks[plane][:, mine]
         assert positions is not None
         if self.shape.planes == "raw_only" and "k_raw" in found:
             found["K"] = self._rotator.keys(family, found["k_raw"], positions)
@@ -349,7 +375,7 @@ class PagedCache:
     def _check_exact(self, sequence: int, last: int) -> None:
         shifts = self._renumbers and last < length(self.ledger, sequence)
         if shifts and self.shape.planes == "kv":
-            raise ExactnessRefused(f"planes kv keep no pre-RoPE key to renumber by: {REMEDY}")
+            raise ExactnessRefused(why_refused(self.keys))
 
 
 class SequenceView:

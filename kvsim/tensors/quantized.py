@@ -65,6 +65,21 @@ def encode(kind: str, rows: np.ndarray) -> Codes:
     return Codes(rows.copy(), None)
 
 
+def has_scale(kind: str) -> bool:
+    """Tell whether codes of this kind have a float32 scale for each row."""
+    return kind in ("int8", "e4m3_scaled")
+
+
+def code_type(kind: str) -> np.dtype:
+    """Return the type of one code."""
+    return np.dtype({"float32": "f4", "int8": "i1"}.get(kind, "u1"))
+
+
+def coded_bytes(kind: str, width: int) -> int:
+    """Return the bytes of one row of `width` elements: its codes, and its scale if it has one."""
+    return width * code_type(kind).itemsize + 4 * has_scale(kind)
+
+
 def decode(kind: str, codes: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
     """Return the float32 rows that codes of `encode` stand for."""
     if kind == "int8" and scale is not None:

@@ -16,6 +16,7 @@ from kvsim.errors import KvsimError, LayoutError
 from kvsim.layout import PLANES, KVLayout
 from kvsim.layout.families import ROW_TYPES, RowFamily, RowSpec, of_layout
 from kvsim.paging import Geometry
+from kvsim.tensors.quantized import KINDS, coded_bytes
 from kvsim.tensors.rope import Rope, rope_of_facts
 
 
@@ -82,7 +83,9 @@ class CacheShape:
         offsets = self.offsets[family].get(plane)
         return 0 if offsets is None else int(offsets[-1])
 
-    def geometry(self, scope: str = "sequence", sets: str = "shared") -> Geometry:
+    def geometry(
+        self, scope: str = "sequence", sets: str = "shared", keys: str = "float32"
+    ) -> Geometry:
         """Return the ledger's geometry: families never share a table.
 
         Parameters
@@ -91,17 +94,49 @@ class CacheShape:
             What one block table covers, inside each family.
         sets : {"shared", "layer", "head"}
             Which rows keep and drop tokens together.
+        keys : str
+            How rotated keys are kept: one of `kvsim.tensors.quantized.KINDS`. "float32" is as
+            the family says.
+
+        Raises
+        ------
+        LayoutError
+            If there is no such kind, or there are no rotated keys to quantize.
         """
+        if keys not in KINDS:
+            raise LayoutError(f"keys are kept as one of {', '.join(KINDS)}, not {keys!r}")
+        if keys != "float32" and self.planes == "raw_only":
+            raise LayoutError(
+                f"planes raw_only keep no rotated keys, so none can be kept as {keys}"
+            )
         return Geometry(
             unit_scope=_numbered(
                 [(at, *_label(scope, at, row)) for at, row in self.units],
             ),
             unit_set=_numbered([_label(sets, at, row) for at, row in self.units]),
             unit_row_bytes=tuple(
-                ROW_TYPES[self.families[at].dtype] * sum(row.widths(self.planes).values())
+                self._row_bytes(ROW_TYPES[self.families[at].dtype], row, keys)
                 for at, row in self.units
             ),
         )
+
+    def _row_bytes(self, element_bytes: int, row: RowSpec, keys: str) -> int:
+        """Return the bytes of one token's row in all planes, codes and scales at their own."""
+        widths = row.widths(self.planes)
+        stored = element_bytes * sum(widths.values())
+        if keys == "float32" or "K" not in widths:
+            return stored
+        coded = sum(coded_bytes(keys, part) for part in key_parts(row))
+        return stored - element_bytes * widths["K"] + coded
+
+
+def key_parts(row: RowSpec) -> tuple[int, ...]:
+    """Return the elements of each part of a key that is quantized on its own.
+
+    What is carried and what may rotate have a scale each, or rotating would touch what is
+    carried, of which nothing but the codes is kept.
+    """
+    return tuple(width for width in (row.carried, row.raw) if width)
 
 
 def shape_of_layout(layout: KVLayout, planes: str, max_positions: int) -> CacheShape:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import operator
 import struct
 from dataclasses import astuple
 from typing import Any
@@ -25,6 +27,7 @@ MAGIC = b"kvsimswp"
 VERSION = 1
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = 32
+_TYPES = ("<i8", "<i4", "|i1", "|u1", "<f4", "<f8")
 _TABLES = ("cursors", "reserved", "following", "named", "dead", "holders", "position")
 
 
@@ -34,6 +37,7 @@ def _geometry(ledger: Ledger, store: ArrayStore) -> dict[str, Any]:
     return {
         "page_tokens": ledger.page_tokens,
         "planes": store.shape.planes,
+        "keys": store.keys,
         "unit_scope": list(ledger.geometry.unit_scope),
         "unit_set": list(ledger.geometry.unit_set),
         "families": [
@@ -77,6 +81,7 @@ def unpack(ledger: Ledger, store: ArrayStore, data: bytes) -> int:
     """
     arrays = _read(ledger, store, bytes(data))
     tables = TableImage(*arrays[: len(_TABLES)])
+    _check_positions(ledger, store, tables)
     sequence, placed = ledger.restore(tables)
     first = 0
     left = iter(arrays[len(_TABLES) :])
@@ -86,6 +91,22 @@ def unpack(ledger: Ledger, store: ArrayStore, data: bytes) -> int:
         planes = sorted(store.gather_scope(np.empty(0, np.int64), scope))
         store.write(scope, slots[slots >= 0], {plane: next(left) for plane in planes})
     return sequence
+
+
+def _check_positions(ledger: Ledger, store: ArrayStore, tables: TableImage) -> None:
+    """Refuse positions that this cache's rotation tables do not reach."""
+    ends = tables.cursors
+    if ledger.ordering.stored:
+        ends = tables.following
+    elif ledger.ordering.positions == "renumber":
+        # The position is the rank among a table's live slots.
+        cuts = np.cumsum(np.maximum(tables.cursors, 0))[:-1]
+        ends = np.array([np.count_nonzero(part == 0) for part in np.split(tables.dead, cuts)])
+    if ends.size and ends.max() > store.shape.max_positions:
+        raise SwapError(
+            f"position {int(ends.max()) - 1} lies past the {store.shape.max_positions} positions"
+            " of the rotation tables"
+        )
 
 
 def _read(ledger: Ledger, store: ArrayStore, data: bytes) -> list[np.ndarray]:
@@ -101,12 +122,7 @@ def _read(ledger: Ledger, store: ArrayStore, data: bytes) -> list[np.ndarray]:
     if hashlib.sha256(body).digest() != digest:
         raise SwapError("the swap file is truncated, altered or has trailing bytes")
     # Whatever follows was written by `pack`, but maybe for another cache.
-    try:
-        header = json.loads(data[_PREFIX.size : _PREFIX.size + text_bytes])
-        shapes = [(np.dtype(name), tuple(shape)) for name, shape in header["arrays"]]
-        geometry = header["geometry"]
-    except (ValueError, KeyError, TypeError) as trouble:
-        raise SwapError(f"the swap file's header cannot be read: {trouble}") from None
+    geometry, shapes = _header(data[_PREFIX.size : _PREFIX.size + text_bytes])
     ours = json.loads(json.dumps(_geometry(ledger, store)))
     for key in ours:
         if geometry.get(key) != ours[key]:
@@ -114,8 +130,8 @@ def _read(ledger: Ledger, store: ArrayStore, data: bytes) -> list[np.ndarray]:
     at = _PREFIX.size + text_bytes
     arrays = []
     for dtype, shape in shapes:
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if size < 0 or at + size > len(body):
+        size = dtype.itemsize * math.prod(shape)
+        if at + size > len(body):
             raise SwapError("the swap file's arrays are longer than the file")
         arrays.append(np.frombuffer(body, dtype, size // dtype.itemsize, at).reshape(shape))
         at += size
@@ -123,6 +139,21 @@ def _read(ledger: Ledger, store: ArrayStore, data: bytes) -> list[np.ndarray]:
         raise SwapError(f"the swap file has {len(body) - at} trailing bytes")
     _check_arrays(ledger, store, arrays)
     return arrays
+
+
+def _header(text: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tuple[int, ...]]]]:
+    """Return the geometry and the types and shapes of the arrays that a header names."""
+    try:
+        header = json.loads(text)
+        geometry = dict(header["geometry"])
+        shapes = [
+            (str(name), tuple(map(operator.index, shape))) for name, shape in header["arrays"]
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as trouble:
+        raise SwapError(f"the swap file's header cannot be read: {trouble}") from None
+    if any(name not in _TYPES or min(shape, default=0) < 0 for name, shape in shapes):
+        raise SwapError("the swap file's header names an array that cannot be")
+    return geometry, [(np.dtype(name), shape) for name, shape in shapes]
 
 
 def _check_arrays(ledger: Ledger, store: ArrayStore, arrays: list[np.ndarray]) -> None:

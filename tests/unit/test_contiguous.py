@@ -5,98 +5,30 @@ Each docstring names the bug that its test would catch. Rows are compared as int
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
+from differential.paged_rows import bits, equal
+from spliced import (
+    DENSE,
+    NOTHING,
+    PLANES,
+    ROPES,
+    SPANS,
+    THETAS,
+    TOKENS,
+    dense_keys,
+    digest,
+    drawn,
+    filled,
+    refuse,
+    turned,
+)
 
-from kvsim.errors import ExactnessRefused, LedgerError, RotationError, VictimError
+from kvsim.errors import ExactnessRefused, VictimError
 from kvsim.layout.families import RowFamily, RowSpec, dense, glm_dsa, mla
-from kvsim.seeds import stream
-from kvsim.tensors.contiguous import ContiguousCache, position_tables
+from kvsim.tensors.contiguous import ContiguousCache
 from kvsim.tensors.rope import CANONICAL_NAN, Rope, rotate, tables
 from kvsim.tensors.shape import CacheShape
-
-# The sizes of fak's tests: 2 layers, 2 KV heads of 8, a theta for each layer; 7 tokens.
-THETAS = (1e4, 1e6)
-TOKENS = 7
-DENSE = dense([2, 2], 8, 8)
-ROPES = tuple(Rope(8, theta) for theta in THETAS)
-PLANES = ("kv", "kv_raw", "raw_only")
-SPANS = [(0, 2), (2, 2), (2, 3), (5, 2), (0, 7), (3, 1), (5, 100), (2, 2**63 - 1), (0, 1), (6, 1)]
-NOTHING = [(-1, 3), (0, 0), (2, -1), (7, 1), (8, 3), (2**63 - 1, 1), (-(2**63), 5), (2, -(2**63))]
-
-
-def bits(array):
-    return array.view(np.uint64 if array.dtype == np.float64 else np.uint32)
-
-
-def same(ours, theirs):
-    return (
-        ours.dtype == theirs.dtype
-        and ours.shape == theirs.shape
-        and np.array_equal(bits(ours), bits(theirs))
-    )
-
-
-def drawn(shape, tokens, seed=0):
-    """Return rows for an append, as every family of a shape takes them."""
-    rng = stream(seed, "test")
-    rows = []
-    for family in shape.families:
-        widths = {
-            "k": sum(row.carried + row.raw for row in family.rows),
-            "v": sum(row.value for row in family.rows),
-        }
-        rows.append(
-            {
-                name: rng.standard_normal((tokens, width), dtype=np.float32).astype(family.dtype)
-                for name, width in widths.items()
-                if width
-            }
-        )
-    return rows
-
-
-def filled(planes="kv_raw", positions="renumber", families=DENSE, ropes=ROPES, tokens=TOKENS, **o):
-    """Return a cache of some tokens, and what was appended."""
-    shape = CacheShape(families, ropes, planes, max_positions=64)
-    cache = ContiguousCache(shape, positions, **o)
-    rows = drawn(shape, tokens)
-    cache.append(rows)
-    return cache, rows
-
-
-def digest(cache):
-    """Hash every byte of a cache."""
-    hashed = hashlib.sha256(cache.pos.tobytes())
-    for family in range(len(cache.shape.families)):
-        for name, array in sorted(cache.rows(family).items()):
-            hashed.update(f"{name} {array.shape} {array.dtype}".encode())
-            hashed.update(array.tobytes())
-    return hashed.hexdigest()
-
-
-def refuse(error, cache, call, *arguments, match=None):
-    """Call what must raise, and find every byte as it was."""
-    before = digest(cache)
-    with pytest.raises(error, match=match):
-        call(*arguments)
-    assert digest(cache) == before
-
-
-def turned(keys, positions, theta, pairing="half_split"):
-    """Return rows [n, dim] rotated at positions, from tables of this test's own."""
-    cos, sin = tables(Rope(keys.shape[1], theta), 64)
-    return rotate(np.ascontiguousarray(keys), cos[positions], sin[positions], pairing)
-
-
-def dense_keys(raw, positions):
-    """Return the dense rows of fak's sizes rotated, layer by layer and head by head."""
-    heads = [
-        turned(raw[:, at : at + 8], positions, THETAS[at // 16]) for at in range(0, raw.shape[1], 8)
-    ]
-    return np.hstack(heads)
 
 
 @pytest.mark.parametrize("positions", ["renumber", "keep"])
@@ -127,11 +59,11 @@ def test_spans_leave_the_others_in_order(span, planes, positions):
     assert cache.length == len(kept)
     assert rows["positions"].tolist() == where.tolist()
     assert cache.next_position == (where[-1] + 1 if kept else 0)
-    assert same(rows["V"], given["v"][kept])
-    assert same(rows["K"], dense_keys(given["k"][kept], where))
+    assert equal(rows["V"], given["v"][kept])
+    assert equal(rows["K"], dense_keys(given["k"][kept], where))
     assert ("k_raw" in rows) == (planes != "kv")
     if "k_raw" in rows:
-        assert same(rows["k_raw"], given["k"][kept])
+        assert equal(rows["k_raw"], given["k"][kept])
 
 
 @pytest.mark.parametrize("planes", ["kv_raw", "raw_only"])
@@ -145,8 +77,8 @@ def test_evictions_and_appends_in_turn(planes):
         cache.append(more)
         alive = np.concatenate([np.delete(alive, np.s_[span[0] : sum(span)], 0), more[0]["k"]])
         assert cache.pos.tolist() == list(range(len(alive)))
-        assert same(cache.rows()["k_raw"], alive)
-        assert same(cache.rows()["K"], dense_keys(alive, cache.pos))
+        assert equal(cache.rows()["k_raw"], alive)
+        assert equal(cache.rows()["K"], dense_keys(alive, cache.pos))
 
 
 def test_each_layer_has_its_own_theta():
@@ -157,9 +89,9 @@ def test_each_layer_has_its_own_theta():
     for layer, theta in enumerate(THETAS):
         for head in range(2):
             at = slice(16 * layer + 8 * head, 16 * layer + 8 * head + 8)
-            assert same(rows["K"][:, at], turned(rows["k_raw"][:, at], np.arange(5), theta))
+            assert equal(rows["K"][:, at], turned(rows["k_raw"][:, at], np.arange(5), theta))
             other = turned(rows["k_raw"][:, at], np.arange(5), THETAS[1 - layer])
-            assert not same(rows["K"][:, at], other)
+            assert not equal(rows["K"][:, at], other)
 
 
 def test_two_rotations_are_not_one():
@@ -188,7 +120,7 @@ def test_kept_positions_leave_gaps_and_rewind_at_the_end():
     assert cache.next_position == 2
     cache.append(drawn(cache.shape, 2, seed=1))
     assert cache.pos.tolist() == [0, 1, 2, 3]
-    assert same(cache.rows()["K"], dense_keys(cache.rows()["k_raw"], cache.pos))
+    assert equal(cache.rows()["K"], dense_keys(cache.rows()["k_raw"], cache.pos))
 
 
 @pytest.mark.parametrize("positions", ["renumber", "keep"])
@@ -200,7 +132,7 @@ def test_scattered_victims(positions):
     assert cache.evict(np.array([5, 0, 2])) == 3
     kept = [1, 3, 4, 6]
     assert cache.pos.tolist() == ([0, 1, 2, 3] if positions == "renumber" else kept)
-    assert same(cache.rows()["K"], dense_keys(rows[0]["k"][kept], cache.pos))
+    assert equal(cache.rows()["K"], dense_keys(rows[0]["k"][kept], cache.pos))
     assert cache.evict(np.array([], np.int64)) == 0
 
 
@@ -242,12 +174,12 @@ def test_a_latent_is_carried_and_its_rope_part_rotates(planes, pairing):
     found = cache.rows()
     assert "V" not in found
     keys = found["K"].reshape(5, 2, 10)
-    assert same(keys[..., :6], given[..., :6])
+    assert equal(keys[..., :6], given[..., :6])
     for layer, theta in enumerate(THETAS):
         want = turned(given[:, layer, 6:], np.arange(5), theta, pairing)
-        assert same(keys[:, layer, 6:], want)
+        assert equal(keys[:, layer, 6:], want)
     raw = given[..., 6:] if planes == "kv_raw" else given
-    assert same(found["k_raw"], raw.reshape(5, -1))
+    assert equal(found["k_raw"], raw.reshape(5, -1))
 
 
 @pytest.mark.parametrize("planes", ["kv_raw", "raw_only"])
@@ -264,18 +196,18 @@ def test_sparse_attention_has_three_families(planes):
     for layer, theta in enumerate(THETAS):
         for head in range(2):
             before, after = given[:, layer, head], keys[:, layer, head]
-            assert same(after[:, :4], before[:, :4])
-            assert same(after[:, 4:], turned(before[:, 4:], ranks, theta, "interleaved_to_half"))
-            assert not same(after[:, 4:], turned(before[:, 4:], ranks, theta, "interleaved"))
+            assert equal(after[:, :4], before[:, :4])
+            assert equal(after[:, 4:], turned(before[:, 4:], ranks, theta, "interleaved_to_half"))
+            assert not equal(after[:, 4:], turned(before[:, 4:], ranks, theta, "interleaved"))
     assert sorted(cache.rows(1)) == ["V", "positions"]
-    assert same(cache.rows(1)["V"], rows[1]["v"][kept])
+    assert equal(cache.rows(1)["V"], rows[1]["v"][kept])
     index, given = cache.rows(2), rows[2]["k"][kept]
     assert index["K"].shape == (4, 8)
     assert index["K"].dtype == np.float64
     narrow = turned(given[:, :4].astype(np.float32), ranks, THETAS[1])
-    assert same(index["K"][:, :4], narrow.astype(np.float64))
-    assert same(index["K"][:, 4:], given[:, 4:])
-    assert same(index["k_raw"], given)
+    assert equal(index["K"][:, :4], narrow.astype(np.float64))
+    assert equal(index["K"][:, 4:], given[:, 4:])
+    assert equal(index["k_raw"], given)
 
 
 @pytest.mark.parametrize("planes", PLANES)
@@ -292,9 +224,9 @@ def test_partial_rotation_and_layers_without(planes, pairing):
     given = rows[0]["k"][kept].reshape(len(kept), 4, 8)
     ranks = np.arange(len(kept))
     for head in (0, 1):
-        assert same(keys[:, head, :4], turned(given[:, head, :4], ranks, 1e4, pairing))
-    assert same(keys[:, :2, 4:], given[:, :2, 4:])
-    assert same(keys[:, 2:], given[:, 2:])
+        assert equal(keys[:, head, :4], turned(given[:, head, :4], ranks, 1e4, pairing))
+    assert equal(keys[:, :2, 4:], given[:, :2, 4:])
+    assert equal(keys[:, 2:], given[:, 2:])
 
 
 @pytest.mark.parametrize("planes", ["kv_raw", "raw_only"])
@@ -313,10 +245,10 @@ def test_bad_numbers_are_carried_and_a_rotated_nan_is_canonical(planes):
     cache.evict_span(1, 2)
     kept = [0, 3, 4, 5, 6]
     found = cache.rows()
-    assert same(found["V"], rows[0]["v"][kept])
-    assert same(found["k_raw"], rows[0]["k"][kept])
+    assert equal(found["V"], rows[0]["v"][kept])
+    assert equal(found["k_raw"], rows[0]["k"][kept])
     keys = found["K"]
-    assert same(keys, dense_keys(rows[0]["k"][kept], np.arange(5)))
+    assert equal(keys, dense_keys(rows[0]["k"][kept], np.arange(5)))
     # Both elements of each pair with a NaN.
     for row, element in ((1, 1), (1, 5), (2, 9), (2, 13)):
         assert keys.view(np.uint32)[row, element] == CANONICAL_NAN
@@ -333,94 +265,3 @@ def test_a_wide_number_that_float32_cannot_hold_becomes_what_the_cast_makes_of_i
     assert rows["k_raw"][0, :3].tolist() == [1e300, 1.0, 1e300]
     assert np.isnan(rows["K"][0, 1])
     assert rows["K"][0, 2] == 1e300
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "match"),
-    [
-        ("k", np.zeros((2, 31), np.float32), r"'kv', plane key: .*\(2, 32\).*\(2, 31\)"),
-        ("v", np.zeros((3, 32), np.float32), r"'kv', plane V: .*\(2, 32\).*\(3, 32\)"),
-        ("v", np.zeros((2, 4, 8), np.float32), r"plane V: .*\(2, 4, 8\)"),
-        ("k", np.zeros((2, 32)), "float64"),
-        ("k", [[0.0] * 32] * 2, "list"),
-        ("k", np.float32(1), "key"),
-        ("k_raw", np.zeros((2, 32), np.float32), "takes k and v"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(name, array, match):
-    """Rows that are cut, cast or broadcast, and planes that are longer than others."""
-    cache, _ = filled()
-    rows = drawn(cache.shape, 2)
-    rows[0][name] = array
-    refuse(LedgerError, cache, cache.append, rows, match=match)
-
-
-def test_families_that_are_missing_are_refused():
-    """An append that only some of the families take part in."""
-    cache, _ = filled(families=glm_dsa(1, 1, 4, 4, 6, 8, [0]), ropes=(Rope(4),))
-    rows = drawn(cache.shape, 1)
-    refuse(LedgerError, cache, cache.append, rows[:2], match="3 families")
-    refuse(LedgerError, cache, cache.append, [rows[0], {}, rows[2]], match="takes v")
-    rows[2]["k"] = rows[2]["k"].astype(np.float32)
-    refuse(LedgerError, cache, cache.append, rows, match="float64 rows")
-
-
-@pytest.mark.parametrize("positions", ["renumber", "keep"])
-def test_positions_end_with_the_tables(positions):
-    """A position that wraps round, or rows appended up to the one that does not fit."""
-    cache, _ = filled(positions=positions)
-    refuse(RotationError, cache, cache.append, drawn(cache.shape, 58), match="position 64")
-    cache.append(drawn(cache.shape, 57))
-    refuse(RotationError, cache, cache.append, drawn(cache.shape, 1))
-    cache.append(drawn(cache.shape, 0))
-    cache.evict_span(10, 1)
-    if positions == "renumber":
-        cache.append(drawn(cache.shape, 1))
-    assert cache.length == (64 if positions == "renumber" else 63)
-
-
-@pytest.mark.parametrize("span", [(2**63, 1), (0, 2**63), (-(2**63) - 1, 1), (0.5, 1), (0, None)])
-def test_spans_outside_64_bits_are_refused(span):
-    """A span that is cut to 64 bits, and then names other rows."""
-    cache, _ = filled()
-    refuse(LedgerError, cache, cache.evict_span, *span, match="integer")
-
-
-@pytest.mark.parametrize("span", [(2, 2), (5, 2), (0, 7), (9, 1)])
-def test_recurrent_layers_cannot_forget(span):
-    """A span taken from the rows while a state that read it stays; the tail is no exception."""
-    cache, _ = filled(recurrent_layers=(1,))
-    refuse(ExactnessRefused, cache, cache.evict_span, *span, match="recurrent state cannot forget")
-    refuse(ExactnessRefused, cache, cache.evict, np.array([6]), match="recurrent")
-    refuse(ExactnessRefused, cache, cache.fork().truncate, 5, match="recurrent")
-
-
-def test_longrope_is_not_renumbered_past_its_original_context():
-    """Rows of two regimes side by side under one rank."""
-    rope = Rope(
-        8, scaling="longrope", factor=4.0, original_context=8,
-        short_factors=(1.0,) * 4, long_factors=(1.0, 2.0, 3.0, 4.0),
-    )  # fmt: skip
-    cache, _ = filled(ropes=(rope, rope))
-    cache.append(drawn(cache.shape, 1))
-    refuse(RotationError, cache, cache.append, drawn(cache.shape, 1), match="original 8")
-    cache.evict_span(2, 2)
-    assert cache.length == 6
-    # With kept positions, each row is rotated in the regime of the length that it ends.
-    cache, _ = filled(positions="keep", ropes=(rope, rope))
-    cache.append(drawn(cache.shape, 5, seed=1))
-    cache.evict_span(0, 2)
-    rows = cache.rows()
-    for regime, where in (("short", slice(0, 6)), ("long", slice(6, 10))):
-        cos, sin = (table[rows["positions"][where]] for table in tables(rope, 64, regime))
-        for at in range(0, 32, 8):
-            want = rotate(rows["k_raw"][where, at : at + 8], cos, sin, "half_split")
-            assert same(rows["K"][where, at : at + 8], want)
-    short = tables(rope, 8)
-    assert all(same(a, b) for a, b in zip(position_tables(rope, 8), short, strict=True))
-
-
-def test_unknown_numbering_is_refused():
-    """A misspelt word that is taken for the default."""
-    with pytest.raises(LedgerError, match="renumber, keep"):
-        ContiguousCache(CacheShape(DENSE, ROPES), "rank")
