@@ -22,6 +22,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("compaction", lambda r: _compaction(r)),
     ("positions", lambda r: r["positions"]),
     ("planes", lambda r: r["planes"]),
+    ("plane layout", lambda r: r["plane_layout"] or "-"),
+    ("extent", lambda r: f"{r['extent_bytes'] / 1024:g} KiB" if r["extent_bytes"] else "-"),
     ("append", lambda r: r["append"]),
     ("when", lambda r: r["when"]),
     ("forks", lambda r: f"{r['forks']}{'' if r['forks_evict'] else ' (do not evict)'}"),
@@ -32,11 +34,12 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("tokens evicted", lambda r: _share(r["evicted_tokens_total"], r["tokens"])),
     ("pages freed", lambda r: f"{r['freed_pages_total']} of {r['dense_pages']}"),
     ("held", lambda r: f"{r['held_fraction']:.3f}"),
+    ("mapped", lambda r: _mapped(r)),
     ("packed floor", lambda r: str(r["packed_floor_pages"])),
     ("mass kept", lambda r: "-" if r["retained_mass"] is None else f"{r['retained_mass']:.3f}"),
     ("budget met", lambda r: "yes" if r["budget_met"] else "no"),
 )
-SETTINGS = 13  # The leading columns name the run; the others need a completed one.
+SETTINGS = 15  # The leading columns name the run; the others need a completed one.
 # Settings left out where all rows agree; of these, some are then said above the table.
 VARYING = tuple(heading for heading, _ in COLUMNS[3:SETTINGS])
 SAID = ("compaction", "page", "budget")
@@ -50,6 +53,11 @@ def _compaction(row: Row) -> str:
 
 def _budget(row: Row) -> str:
     return str(row["budget_tokens"]) if row["budget_tokens"] else f"{row['budget_fraction']:.2f}"
+
+
+def _mapped(row: Row) -> str:
+    mapped = row["mapped_bytes"]
+    return "-" if mapped is None else f"{mapped / row['dense_bytes']:.3f}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -95,10 +103,16 @@ def choose(rows: Sequence[Row], where: Mapping[str, Sequence[Any]]) -> list[Row]
 
 
 def _varying(rows: Sequence[Row]) -> list[int]:
-    """Return the columns to print: those of VARYING only where rows differ."""
+    """Return the columns to print: those of VARYING only where rows differ.
+
+    What is mapped is printed where any row has a physical model.
+    """
+    modelled = any(row["mapped_bytes"] is not None for row in rows)
     keep = []
     for index, (heading, show) in enumerate(COLUMNS):
         if heading in VARYING and len({show(row) for row in rows}) == 1:
+            continue
+        if heading == "mapped" and not modelled:
             continue
         keep.append(index)
     return keep

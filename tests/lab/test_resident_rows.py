@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import resident_tables
 from recordings import arrays, row_of, scenario, tiny
 from watching import synthetic
 
 from kvsim.errors import LedgerError, MemoryRefused, ScenarioError
-from kvsim.lab import physical, setup
+from kvsim.lab import physical, setup, sweep
 from kvsim.lab.execute import execute
 from kvsim.lab.identity import run_id
 from kvsim.lab.run import check, run
@@ -23,7 +25,7 @@ from kvsim.tensors.buffers import OS_PAGE_BYTES
 from kvsim.tensors.mapped import MappedMemory
 
 ROOT = Path(__file__).parents[2]
-FIGURE = ROOT / "figures" / "03-resident" / "resident_against_budget.csv"
+EXPERIMENT = ROOT / "experiments" / "03-resident"
 COLUMNS = ("mapped_extents", "mapped_bytes", "returned_extents_total", "empty_mapped_bytes")
 MAPPED = {"store.kind": "array", "store.memory": "mapped", "store.element_bytes": 4}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's madvise and mincore")
@@ -341,3 +343,38 @@ def test_extents_of_the_lab_are_those_of_the_layout():
     assert len(extents.buffers) == 32
     assert {spec.page_bytes for spec in extents.buffers} == {32 << 10}
     assert physical.extent_bytes(Scenario()) == 0
+
+
+# What is committed of experiments/03-resident
+
+
+def test_in_every_committed_run_the_machine_agrees():
+    shown = resident_tables.rows()
+    assert len(shown) == len(sweep.read(EXPERIMENT).scenarios)
+    for line in shown:
+        assert line["resident_bytes"] == line["mapped_bytes"]
+        assert int(line["dense_bytes"]) == 1 << 30
+        share = int(line["resident_bytes"]) / int(line["dense_bytes"])
+        assert float(line["resident_share"]) == float(line["mapped_share"]) == share
+
+
+def test_the_committed_accounting_is_what_counting_gives():
+    names = ("budget_fraction", "granularity", "compaction", "plane_layout", "extent_bytes")
+    committed = {tuple(line[name] for name in names): line for line in resident_tables.rows()}
+    given = {"store.kind": "counting", "store.memory": "heap"}
+    # Every grid, layout, granularity and compaction in some; all of them would take minutes.
+    for chosen in sweep.read(EXPERIMENT, given).scenarios[::19]:
+        row = run(chosen)
+        line = committed[tuple(str(row[name]) for name in names)]
+        for name in (*COLUMNS[1:], "held_bytes", "dense_bytes", "copied_bytes_total"):
+            assert line[name] == str(row[name]), name
+
+
+def test_the_tables_of_the_readme_are_those_of_the_csv():
+    found = resident_tables.blocks()
+    assert len(found) == 3
+    for plane_layout, extent_bytes, text in found:
+        assert resident_tables.table(plane_layout, extent_bytes) == text
+    said = resident_tables.README.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", said):
+        assert (EXPERIMENT / target).exists(), target
