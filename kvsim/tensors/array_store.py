@@ -7,7 +7,6 @@ position, the key is made anew from its pre-RoPE row in one rotation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,39 +17,10 @@ from kvsim.paging import fields as f
 from kvsim.paging.physical import Orders
 from kvsim.tensors import lanes as n
 from kvsim.tensors import moving
-from kvsim.tensors.contiguous import position_tables
+from kvsim.tensors.angles import RotationTables, rotation_tables
 from kvsim.tensors.lanes import LAYOUTS, Block, blocks
 from kvsim.tensors.memory import HeapMemory, Memory
 from kvsim.tensors.shape import CacheShape
-
-
-class RotationTables(NamedTuple):
-    """All rotation tables of a cache, one behind the other, as the kernels read them.
-
-    Attributes
-    ----------
-    cosines, sines : float32 [n]
-    at, halves : int64 [table]
-        Where each table begins, and the pairs of one position in it.
-    """
-
-    cosines: np.ndarray
-    sines: np.ndarray
-    at: np.ndarray
-    halves: np.ndarray
-
-
-def rotation_tables(shape: CacheShape) -> RotationTables:
-    """Return the tables of every distinct rope of a shape, up to its highest position."""
-    every = [position_tables(one, shape.max_positions) for one in dict.fromkeys(shape.ropes)]
-    halves = np.array([table.cos.shape[1] for table in every], np.int64)
-    sizes = [table.cos.size for table in every]
-    return RotationTables(
-        cosines=np.concatenate([table.cos.ravel() for table in every]),
-        sines=np.concatenate([table.sin.ravel() for table in every]),
-        at=np.cumsum([0, *sizes[:-1]]).astype(np.int64),
-        halves=halves,
-    )
 
 
 class ArrayStore:

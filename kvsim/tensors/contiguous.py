@@ -15,31 +15,13 @@ import numpy as np
 
 from kvsim.errors import ExactnessRefused, LedgerError, RotationError, VictimError
 from kvsim.layout.families import RowSpec
-from kvsim.tensors.rope import Rope, Tables, rotate, tables
+from kvsim.tensors.angles import position_tables
+from kvsim.tensors.rope import rotate
 from kvsim.tensors.shape import CacheShape
 
 POSITIONS = ("renumber", "keep")
 #: Which argument of an append fills which plane.
 NAMES = {"k": "key", "v": "V"}
-
-
-def position_tables(rope: Rope, positions: int) -> Tables:
-    """Return cos and sin of every position, each in the regime of the length that it ends.
-
-    Only longrope has two regimes: a position p is rotated as in a context of p + 1 tokens, so a
-    row's bits depend on its position alone and not on what was appended with it.
-
-    Returns
-    -------
-    Tables
-        float32 [positions, dim / 2].
-    """
-    found = tables(rope, positions)
-    if rope.regime(positions) == "short":
-        return found
-    long = np.array([rope.regime(position + 1) == "long" for position in range(positions)])
-    beyond = tables(rope, positions, "long")
-    return Tables(*(np.where(long[:, None], b, a) for a, b in zip(found, beyond, strict=True)))
 
 
 class ContiguousCache:

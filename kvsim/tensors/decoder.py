@@ -15,8 +15,8 @@ import numpy as np
 
 from kvsim.errors import LayoutError, LedgerError, RotationError
 from kvsim.layout.families import RowFamily, dense, mla
+from kvsim.tensors.angles import position_tables
 from kvsim.tensors.attention import attend
-from kvsim.tensors.contiguous import position_tables
 from kvsim.tensors.rope import Rope, rotate
 from kvsim.tensors.shape import CacheShape
 

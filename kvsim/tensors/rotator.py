@@ -11,7 +11,7 @@ from kvsim.layout.families import PAIRINGS, RowFamily
 from kvsim.paging import fields as f
 from kvsim.tensors import lanes as n
 from kvsim.tensors import moving
-from kvsim.tensors.array_store import RotationTables
+from kvsim.tensors.angles import RotationTables
 from kvsim.tensors.shape import CacheShape
 
 

@@ -22,6 +22,7 @@ from kvsim.errors import SwapError
 from kvsim.paging import Ledger
 from kvsim.paging.images import TableImage
 from kvsim.tensors.array_store import ArrayStore
+from kvsim.tensors.columns import scope_columns
 
 MAGIC = b"kvsimswp"
 VERSION = 1
@@ -53,11 +54,21 @@ def pack(ledger: Ledger, store: ArrayStore, sequence: int) -> bytes:
     """Return a sequence's tables and rows as a swap file's bytes. Changes nothing."""
     image, placed = ledger.image(sequence)
     parts: list[np.ndarray] = [getattr(image, name) for name in _TABLES]
+    columns = scope_columns(store.shape, ledger.geometry)
     first = 0
     for scope, cursor in enumerate(image.cursors.tolist()):
-        slots = placed[first : first + cursor]
+        here = np.arange(first, first + cursor)[placed[first : first + cursor] >= 0]
         first += cursor
-        rows = store.gather_scope(slots[slots >= 0], scope)
+        rows = store.gather_scope(placed[here], scope)
+        # What nobody retains may be another sequence's: a copied page has there whatever its
+        # last user left.
+        for plane in rows.values():
+            plane[image.dead[here] == 1] = 0
+        if image.holders.size:
+            for member, which in enumerate(ledger.geometry.inner_sets[scope]):
+                dropped = image.holders[member, here] == 0
+                for name, mine in columns[scope].of_set[which].items():
+                    rows[name][np.ix_(dropped, mine)] = 0
         parts.extend(rows[plane] for plane in sorted(rows))
     header = {
         "geometry": _geometry(ledger, store),

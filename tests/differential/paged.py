@@ -12,7 +12,7 @@ import numpy as np
 from differential.paged_agreement import agree
 from differential.paged_oracle import Truth
 from differential.paged_rows import MAX_POSITIONS, bits, rows_of
-from differential.watch import Receipts, Saved
+from differential.watch import Receipts, Saved, must_say
 from kvsim.errors import (
     CeilingExceeded,
     ExactnessRefused,
@@ -196,6 +196,12 @@ class PagedLockstep:
         if len({tuple(wanted) for wanted in lists}) > 1:
             self.note("sets drop other tokens")
         self.evict_by(path, sequence, lists, lambda: self.cache.evict(sequence, slots), (0, 0))
+
+    def flush(self, sequence):
+        """Drop every token, which is exact under all planes."""
+        lists = [self.positions(sequence, which) for which in range(self.sets)]
+        span = 0, self.length(sequence)
+        self.evict_by("flush", sequence, lists, lambda: self.cache.flush(sequence), span)
 
     def evict_by(self, path, sequence, lists, call, span, idle=False):
         """Evict these positions by a call that returns a receipt."""
@@ -389,11 +395,3 @@ class PagedLockstep:
             if self.memory.extents.returned_extents_total > self.returned:
                 self.returned = self.memory.extents.returned_extents_total
                 self.note("extents are given back")
-
-
-def must_say(refusal):
-    """Assert that the receipt of a refused eviction says that nothing was done, and why."""
-    receipt = refusal.receipt
-    assert (receipt.exact, receipt.refused) == (False, str(refusal))
-    nothing = ("evicted_tokens", "copied_rows", "cow_pages", "freed_pages", "newly_held_pages")
-    assert not any(getattr(receipt, name) for name in nothing)

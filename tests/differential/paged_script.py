@@ -41,6 +41,7 @@ VERBS = {
     "span": 5,
     "scatter": 4,
     "nothing": 1,
+    "flush": 1,
     "compact": 1,
     "swap out": 1,
     "swap in": 1,
@@ -111,8 +112,8 @@ def do(step, verb, sequence, a, b, which):
             numbers = (a + stride) % 256, 60 + (b + stride) % 128
             lists.append(np.array(victims_of(there, shape, *numbers, step.page_tokens), np.int64))
         step.evict(chosen, lists)
-    elif verb == "compact":
-        step.compact(chosen)
+    elif verb in ("compact", "flush"):
+        getattr(step, verb)(chosen)
     elif verb == "swap out":
         step.swap_out(chosen)
     elif verb == "free" and len(now) > 1:

@@ -228,3 +228,11 @@ class Receipts:
             "evict holds more than before": receipt.newly_held_pages > receipt.freed_pages,
             "evict rotates in place": receipt.survivors_rotated_rows > receipt.copied_rows,
         }
+
+
+def must_say(refusal):
+    """Assert that the receipt of a refused eviction says that nothing was done, and why."""
+    receipt = refusal.receipt
+    assert (receipt.exact, receipt.refused) == (False, str(refusal))
+    nothing = ("evicted_tokens", "copied_rows", "cow_pages", "freed_pages", "newly_held_pages")
+    assert not any(getattr(receipt, name) for name in nothing)

@@ -65,7 +65,7 @@ PAGING = [
     ),
     Mutant(
         "a double free",
-        "paging/ledger.py",
+        "paging/lives.py",
         'self._check_open(sequence)\n        self._call("free"',
         'self._call("free"',
         LEDGER + "test_sequence_that_is_not_open_is_refused_by_every_verb",

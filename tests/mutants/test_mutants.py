@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from mutants.catalogue import PAGING
+from mutants.catalogue_lives import LIFE
 from mutants.catalogue_loop import LOOP
 from mutants.catalogue_moves import MOVES
+from mutants.catalogue_tensors import TENSORS
 from mutants.mutant import ROOT, Mutant, copy_of_package, plant
 
-MUTANTS = [*PAGING, *MOVES, *LOOP]
+MUTANTS = [*PAGING, *MOVES, *LOOP, *TENSORS, *LIFE]
 TESTS = sorted({mutant.test for mutant in MUTANTS})
 WORKERS = 2
 # What the runner must tell from a kill: a bug that is none, and a package that cannot be imported.
@@ -87,7 +89,8 @@ def test_a_survivor_and_a_package_that_cannot_be_imported_are_no_kills(outcomes)
 
 
 def test_there_are_enough_mutants_and_each_has_a_name():
-    assert len(MUTANTS) >= 22
+    assert len(MUTANTS) >= 100
+    assert len(TENSORS) + len(LIFE) >= 60
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all((ROOT / mutant.test.partition("::")[0]).is_file() for mutant in MUTANTS)
 

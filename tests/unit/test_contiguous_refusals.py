@@ -12,7 +12,8 @@ from spliced import DENSE, ROPES, drawn, filled, refuse
 
 from kvsim.errors import ExactnessRefused, LedgerError, RotationError
 from kvsim.layout.families import glm_dsa
-from kvsim.tensors.contiguous import ContiguousCache, position_tables
+from kvsim.tensors.angles import position_tables
+from kvsim.tensors.contiguous import ContiguousCache
 from kvsim.tensors.rope import Rope, rotate, tables
 from kvsim.tensors.shape import CacheShape
 

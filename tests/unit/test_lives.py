@@ -214,7 +214,11 @@ def with_holes(ordering=None, geometry=None):
 
 
 @pytest.mark.parametrize("geometry", [None, TWO_SETS], ids=["one set", "two sets"])
-@pytest.mark.parametrize("order", [Order(), REUSE, Order(positions="renumber")], ids=str)
+@pytest.mark.parametrize(
+    "order",
+    [Order(), REUSE, Order(positions="renumber")],
+    ids=["tail", "reuse", "renumber"],
+)
 def test_an_image_brings_back_all_that_a_table_says(order, geometry):
     """Holes that come back alive, a set that retains all, positions or pages ahead forgotten."""
     case = with_holes(order, geometry)

@@ -46,7 +46,9 @@ NOTHING = [(-1, 3), (0, 0), (2, -1), (7, 1), (8, 3), (2**63 - 1, 1), (-(2**63), 
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["alone", "one fork"])
-@pytest.mark.parametrize("case", FAK, ids=lambda case: "-".join(map(str, case[:2])) + case[4])
+@pytest.mark.parametrize(
+    "case", FAK, ids=lambda case: f"{case[0]}-{case[1]}-{case[2][0]}-{case[4]}"
+)
 def test_block_counts_of_fak(case, forked):
     """A page copied that is not written, freed while it is shared, or not counted at its peak.
 

@@ -45,6 +45,7 @@ def counting(tokens, order=RENUMBER, geometry=TWO_SETS, **options):
         ((3, -5), (3, 3)),
         ((-(2**63), 2**63 - 1), (-(2**63), -(2**63))),
     ],
+    ids=str,
 )
 def test_clamping_follows_fak(span, wanted):
     """An end beyond the tokens, or a first below 0 that is moved to 0 and not left alone."""
@@ -115,6 +116,14 @@ def test_a_refused_eviction_leaves_the_peak_alone():
     assert digest(ledger) == before
     with pytest.raises(VictimError):
         evict_as_one(ledger, sequence, [np.array([99])] * 2)
+    assert digest(ledger) == before
+    # Without a compaction nothing is put back, the peak apart.
+    ledger, sequence = counting(8, RENUMBER, ceiling_pages=3)
+    assert evict_span(ledger, ledger.fork(sequence), 5, 1).extra_pages_peak == 1
+    other = ledger.fork(sequence)
+    before = digest(ledger)
+    with pytest.raises(CeilingExceeded):
+        evict_span(ledger, other, 5, 1)
     assert digest(ledger) == before
 
 

@@ -11,7 +11,7 @@ import struct
 
 import numpy as np
 import pytest
-from differential.paged_rows import equal
+from differential.paged_rows import equal, rows_of
 from realrows import Pair, refused, shape, state
 
 from kvsim.errors import CeilingExceeded, LedgerError, SwapError
@@ -117,6 +117,34 @@ def test_the_same_sequence_gives_the_same_bytes():
         if churn:
             pair.append(pair.open(), 9)
         files.append(pair.cache.swap_out(pair.first))
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "renumber"},
+        {"compaction": "rebuild", "unit": "row", "sets": "layer"},
+        {"compaction": "rebuild", "unit": "row", "sets": "layer", "layout": "layer_major"},
+    ],
+    ids=["dead slots", "rows of their own", "in buffers of their own"],
+)
+def test_nothing_of_another_sequence_is_in_the_file(options):
+    """Rows that a freed sequence left in a page: in the dead slots of a copy of it, or where one
+    set retains fewer tokens than another."""
+    files = []
+    for secret in (0.0, 7.0):
+        pair = Pair(8, order="lifo", **options)
+        (rows,) = rows_of(pair.shape, 8, pair.rng)
+        other = pair.cache.open()
+        pair.cache.append(other, [{name: np.full_like(a, secret) for name, a in rows.items()}])
+        pair.cache.free(other)
+        child = pair.cache.fork(pair.first)
+        if "sets" in options:
+            pair.cache.evict(child, [np.array([1, 2]), np.array([0, 5, 6])])
+        else:
+            pair.cache.evict_span(child, 1, 2)
+        files.append(pair.cache.swap_out(child))
     assert files[0] == files[1]
 
 
@@ -237,7 +265,9 @@ def test_a_file_of_another_ordering_is_refused():
     refused(SwapError, stored.cache, stored.cache.swap_in, files[0], match="other tables")
 
 
-@pytest.mark.parametrize("options", [{}, HOLES, {"positions": "renumber"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, HOLES, {"positions": "renumber"}], ids=["keep", "holes", "renumber"]
+)
 @pytest.mark.parametrize("planes", ["kv_raw", "raw_only"])
 def test_positions_past_this_cache_s_tables_are_refused(planes, options):
     """Rows rotated on reading by what lies behind the last angle."""

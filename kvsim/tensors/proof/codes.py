@@ -28,6 +28,7 @@ class Coded:
     def __init__(self, twin: ContiguousCache, kind: str) -> None:
         self._twin = twin
         self._kind = kind
+        self._read: dict[int, dict[str, np.ndarray]] = {}
 
     @property
     def next_position(self) -> int:
@@ -36,6 +37,11 @@ class Coded:
 
     def rows(self, family: int = 0) -> dict[str, np.ndarray]:
         """Return the rows of a family, keys decoded from their codes."""
+        if family not in self._read:
+            self._read[family] = self._coded(family)
+        return self._read[family]
+
+    def _coded(self, family: int) -> dict[str, np.ndarray]:
         rows = self._twin.rows(family)
         if self._kind == "float32" or "K" not in rows:
             return rows
@@ -51,6 +57,7 @@ class Coded:
     def append(self, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Append to the twin."""
         self._twin.append(rows)
+        self._read.clear()
 
 
 def stored_keys(kind: str, row: RowSpec, keys: np.ndarray) -> dict[str, np.ndarray]:

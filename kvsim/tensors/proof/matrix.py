@@ -48,11 +48,16 @@ class Case(NamedTuple):
     aside : str
         What else befalls the parent: `nothing`; a `swap` out and in after the first eviction; a
         `clone` then, which goes on beside it; pages in `reserve` from before it.
-    layout, kernel, pages, reuse, values : str
-        Plane layout; `streaming` (where the machine and the rows allow it) or `portable`;
-        whether tables are `straight` or `churned` (not ascending); whether another sequence
-        reuses freed pages while the first lives; `normal` numbers, or `odd` ones (NaN with payloads, infinities, subnormals, -0). Quantized keys
-        have no code for those, so beside them V alone is odd.
+    layout : str
+    kernel : str
+        `streaming` (where the machine and the rows allow it) or `portable`.
+    pages : str
+        Whether the pool was `churned` before, so that tables are not ascending, or is `straight`.
+    reuse : str
+        Whether another sequence takes freed pages while the first lives.
+    values : str
+        `normal` numbers, or `odd` ones among them: NaN with payloads, infinities, subnormals, -0.
+        Quantized keys have no code for those, so beside them V alone is odd.
     """
 
     family: str

@@ -10,6 +10,8 @@ import numpy as np
 
 from kvsim.tensors.proof.matrix import NUMBERS, VALUES, Case, Group, groups, of_values
 
+PREFERRED = NUMBERS["keys", "float32"]
+
 
 def allowed_pairs() -> np.ndarray:
     """Return which two values of different axes may meet, bool [value, value], symmetric."""
@@ -35,6 +37,9 @@ def cover() -> list[Case]:
         chosen = _case_with(open_pairs, used, (int(first), int(second)))
         open_pairs[np.ix_(chosen, chosen)] = False
         used[np.ix_(chosen, chosen)] += 1
+        # Where there is a choice, float32 rows are taken: they are what is claimed, and the only
+        # ones that the streaming kernel moves.
+        used[PREFERRED] = used[:, PREFERRED] = 0
         found.append(of_values(chosen))
     return found
 
