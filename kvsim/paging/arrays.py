@@ -35,8 +35,9 @@ class Arrays(NamedTuple):
     position : int32 [0, 1 or set, arena * page_tokens]
         Positions, only where a slot's place does not tell its position: one row for whole slots,
         one per set where the rows of a slot have positions of their own.
-    scopes : int64 [scope unit, 1 + 3 * set]
-        Held pages; for each set its victim list, its units and the bytes of one token's rows.
+    scopes : int64 [scope unit, 1 + 4 * set]
+        Held pages; for each set its victim list, its units, the bytes of one token's rows and
+        the units whose stored key depends on its position.
     plan : int64 [PLAN_FIELDS, move]
         Moves that a verb decided and a store has to carry out, in this order.
     """

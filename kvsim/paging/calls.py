@@ -120,7 +120,11 @@ class Calls(Readings):
     def _check_open(self, sequence: int) -> None:
         tables = self._arrays.tables
         row = sequence * self._units
-        if not 0 <= row < tables.shape[0] or tables[row, f.SEQUENCE] != sequence:
+        try:
+            there = 0 <= row < tables.shape[0] and tables[row, f.SEQUENCE] == sequence
+        except (TypeError, IndexError):
+            raise LedgerError(f"a sequence has a whole number, not {sequence!r:.60}") from None
+        if not there:
             raise LedgerError(f"sequence {sequence} is not open")
 
     def sequence_is_open(self, sequence: int) -> None:

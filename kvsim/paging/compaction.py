@@ -156,20 +156,26 @@ def map_table(
 @kernel
 def writes_entry(arrays, table, entry, rotates_keys, sources, targets, counts, names, first):
     """Tell whether the plan writes any row of a page that stays: moved there, or rotated there."""
-    scalars, tables, _, entries, _, _, position, _, _ = arrays
+    scalars, tables, _, entries, _, _, position, scopes, _ = arrays
     page_tokens = scalars[f.PAGE_TOKENS]
     scope = tables[table, f.SCOPE]
     start = tables[table, f.START]
     for member in range(counts.shape[1]):
         row = member if position.shape[0] > 1 else 0
+        turns = rows_of(scalars, scopes, scope, f.TURNS)
+        if counts.shape[1] > 1:
+            turns = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.TURNS]
         last = min((entry + 1) * page_tokens, counts[scope, member])
         for slot in range(entry * page_tokens, last):
             source = sources[first + member, slot]
             page = np.int64(entries[f.PAGE, start + source // page_tokens])
             if page != names[scope, entry] or source % page_tokens != slot % page_tokens:
                 return True
-            if rotates_keys and targets[first + member, slot] != old_position(
-                position, row, start * page_tokens, source
+            if (
+                rotates_keys
+                and turns > 0
+                and targets[first + member, slot]
+                != old_position(position, row, start * page_tokens, source)
             ):
                 return True
     return False
@@ -188,20 +194,25 @@ def plan_table(arrays, table, rotates_keys, sources, targets, counts, fresh, fir
         which = member if movers > 1 else -1
         units = rows_of(scalars, scopes, scope, f.ROWS)
         width = rows_of(scalars, scopes, scope, f.BYTES)
+        turns = rows_of(scalars, scopes, scope, f.TURNS)
         if movers > 1:
             units = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.ROWS]
             width = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.BYTES]
+            turns = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.TURNS]
         for slot in range(counts[scope, member]):
             old = sources[first + member, slot]
             page = np.int64(entries[f.PAGE, start + old // page_tokens])
             source = page * page_tokens + old % page_tokens
             target = fresh[scope, slot // page_tokens] * page_tokens + slot % page_tokens
             where = np.int64(-1)
-            if rotates_keys and targets[first + member, slot] != old_position(
-                position, row, start * page_tokens, old
+            if (
+                rotates_keys
+                and turns > 0
+                and targets[first + member, slot]
+                != old_position(position, row, start * page_tokens, old)
             ):
                 where = targets[first + member, slot]
-                scalars[f.ROTATED_ROWS_TOTAL] += units
+                scalars[f.ROTATED_ROWS_TOTAL] += turns
             if source != target:
                 scalars[f.COPIED_ROWS_TOTAL] += units
                 scalars[f.COPIED_BYTES_TOTAL] += width

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.moves import refuse_or_grow
+from kvsim.paging.moves import refuse_or_grow, rows_of
 from kvsim.paging.pool import let_go
 from kvsim.paging.renumbering import (
     first_death,
@@ -230,10 +230,15 @@ def check_renumber(arrays, sequence, starts, victims, full):
     moves = np.int64(0)
     for scope in range(units):
         table = sequence * units + scope
-        death = first_death(scalars, tables, dead, position, scopes, table, scope, starts, victims)
-        more = renumber_need(scalars, tables, pages, entries, dead, holders, position, table, death)
-        need += more[0]
-        moves += more[1]
+        if rows_of(scalars, scopes, scope, f.TURNS):
+            death = first_death(
+                scalars, tables, dead, position, scopes, table, scope, starts, victims
+            )
+            more = renumber_need(
+                scalars, tables, pages, entries, dead, holders, position, table, death
+            )
+            need += more[0]
+            moves += more[1]
         if full:
             # Pages that this eviction empties are freed before any copy is made.
             need -= emptied(scalars, tables, pages, entries, table)

@@ -79,13 +79,14 @@ LIFO = 1
 PAGE = 0  # the page, or -1: a null entry
 DEAD_IN = 1  # dead slots of this entry that lie below the cursor
 
-# scopes, int64 [scope unit, field]: held pages, then three columns a set.
+# scopes, int64 [scope unit, field]: held pages, then four columns a set.
 HELD_IN = 0
 SET_COLUMNS = 1
 LIST = 0  # which of an eviction's victim lists this set follows
 ROWS = 1  # (layer, head) units in the set
 BYTES = 2  # bytes of one token's rows in the set
-PER_SET = 3
+TURNS = 3  # units of the set whose stored key depends on its position
+PER_SET = 4
 
 # plan, int64 [field, move].
 SOURCE = 0  # physical slot: page * page_tokens + offset

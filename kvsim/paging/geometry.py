@@ -28,14 +28,22 @@ class Geometry:
         For each unit, in layer-major order, its scope unit and its set.
     unit_row_bytes : tuple of int
         Bytes of one token's row in each unit.
+    unit_turns : tuple of bool
+        Whether each unit stores a key that depends on its position; without it all do. A layer
+        without rotation does not, and neither does a family without keys.
     """
 
     unit_scope: tuple[int, ...]
     unit_set: tuple[int, ...]
     unit_row_bytes: tuple[int, ...]
+    unit_turns: tuple[bool, ...] = ()
     inner_sets: tuple[tuple[int, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.unit_turns:
+            object.__setattr__(self, "unit_turns", (True,) * self.units)
+        if not len(self.unit_set) == len(self.unit_row_bytes) == len(self.unit_turns) == self.units:
+            raise LedgerError("a geometry needs a scope, a set, bytes and a turn for every unit")
         inner = []
         for scope in range(self.scope_units):
             members = [s for u, s in enumerate(self.unit_set) if self.unit_scope[u] == scope]
@@ -76,7 +84,7 @@ class Geometry:
         ).astype(np.int64)
 
     def scopes_array(self) -> np.ndarray:
-        """The kernels' `scopes` array, int64 [scope unit, 1 + 3 * inner set]."""
+        """The kernels' `scopes` array, int64 [scope unit, 1 + 4 * inner set]."""
         inside = len(self.inner_sets[0])
         array = np.zeros((self.scope_units, f.SET_COLUMNS + f.PER_SET * inside), np.int64)
         for unit, (scope, which) in enumerate(zip(self.unit_scope, self.unit_set, strict=True)):
@@ -84,6 +92,7 @@ class Geometry:
             array[scope, column + f.LIST] = which
             array[scope, column + f.ROWS] += 1
             array[scope, column + f.BYTES] += self.unit_row_bytes[unit]
+            array[scope, column + f.TURNS] += self.unit_turns[unit]
         return array
 
 

@@ -11,7 +11,7 @@ from kvsim.paging.pool import allocate, let_go
 
 @kernel
 def rows_of(scalars, scopes, scope, column):
-    """Return the units (ROWS) or bytes (BYTES) of one token's rows in a scope unit."""
+    """Sum ROWS, BYTES or TURNS of one token over the sets of a scope unit."""
     total = np.int64(0)
     for member in range(scalars[f.SETS]):
         total += scopes[scope, f.SET_COLUMNS + f.PER_SET * member + column]

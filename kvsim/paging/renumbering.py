@@ -72,15 +72,20 @@ def plan_rows(scalars, scopes, plan, holders, at, source, target, where, rotates
     for member in range(max(1, sets)):
         units = rows_of(scalars, scopes, scope, f.ROWS)
         width = rows_of(scalars, scopes, scope, f.BYTES)
+        turns = rows_of(scalars, scopes, scope, f.TURNS)
         if sets:
             if not holders[member, at]:
                 continue
             units = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.ROWS]
             width = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.BYTES]
+            turns = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.TURNS]
         which = member if sets else -1
-        plan_move(scalars, plan, source, target, where if rotates else -1, scope, which)
-        if rotates:
-            scalars[f.ROTATED_ROWS_TOTAL] += units
+        turned = rotates and turns > 0
+        if not turned and source == target:
+            continue
+        plan_move(scalars, plan, source, target, where if turned else -1, scope, which)
+        if turned:
+            scalars[f.ROTATED_ROWS_TOTAL] += turns
         if source != target:
             scalars[f.COPIED_ROWS_TOTAL] += units
             scalars[f.COPIED_BYTES_TOTAL] += width
@@ -122,7 +127,7 @@ def renumber_table(
     cursor = tables[table, f.CURSOR]
     scope = tables[table, f.SCOPE]
     stored = position.shape[0] > 0
-    writes = scalars[f.RENUMBER_WRITES]
+    writes = scalars[f.RENUMBER_WRITES] == 1 and rows_of(scalars, scopes, scope, f.TURNS) > 0
     live = np.int64(0)
     if stored:
         for where in range(tables[table, f.NEXT_POSITION]):

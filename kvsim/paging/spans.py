@@ -123,7 +123,11 @@ def evict_span(ledger: Ledger, sequence: int, first: int, count: int) -> Receipt
     first, last = clamp(first, count, length(ledger, sequence))
     if first == last:
         return Receipt(first, first)
-    return evict_as_one(ledger, sequence, span_victims(ledger, sequence, first, last), first, last)
+    victims = span_victims(ledger, sequence, first, last)
+    if not any(map(len, victims)):
+        # Where positions are kept, nobody may be left at those of the span.
+        return Receipt(first, last)
+    return evict_as_one(ledger, sequence, victims, first, last)
 
 
 def evict_as_one(

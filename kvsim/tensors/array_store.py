@@ -197,19 +197,21 @@ class ArrayStore:
         if highest >= 0:
             self._check_rotation(highest)
         tables = self.tables()
-        for block, planes, streams in zip(self.blocks, self.planes, self._streams, strict=True):
-            move = moving.move_streaming if streams else moving.move_plainly
-            move(
-                planes["K"],
-                planes["k_raw"],
-                planes["V"],
-                plan,
-                plan.shape[1],
-                block.lanes,
-                block.starts,
-                self._sets,
-                *tables,
-            )
+        # Uncompiled, a kernel's infinities and NaNs would be warned of; they are meant.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block, planes, streams in zip(self.blocks, self.planes, self._streams, strict=True):
+                move = moving.move_streaming if streams else moving.move_plainly
+                move(
+                    planes["K"],
+                    planes["k_raw"],
+                    planes["V"],
+                    plan,
+                    plan.shape[1],
+                    block.lanes,
+                    block.starts,
+                    self._sets,
+                    *tables,
+                )
 
     def _check_rotation(self, highest: int) -> None:
         if self.shape.planes != "kv_raw":

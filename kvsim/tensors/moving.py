@@ -202,6 +202,7 @@ def can_stream(lanes: np.ndarray, planes: list[np.ndarray]) -> bool:
     turns = lanes[:, n.ROPE_DIM] > 0
     whole = (lanes[:, n.ROPE_DIM] == lanes[:, n.RAW]) & (lanes[:, n.PAIRING] == 0)
     half_lines = lanes[:, n.ROPE_DIM] % (2 * streaming.LANES) == 0
-    rotates = lanes[:, n.KEY] > 0
+    # Without a pre-RoPE row no move rotates.
+    rotates = (lanes[:, n.KEY] > 0) & (lanes[:, n.RAW] > 0)
     no_parts = lanes[:, n.CARRIED] == 0
     return bool((~rotates | (no_parts & (~turns | (whole & half_lines)))).all())

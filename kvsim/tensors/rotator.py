@@ -71,7 +71,10 @@ class Rotator:
         keys = np.empty_like(unrotated)
         starts = np.array([0, lanes.shape[0]], np.int64)
         nothing = np.empty((count, 0), unrotated.dtype)
-        moving.move_plainly(keys, unrotated, nothing, plan, count, lanes, starts, 1, *self._tables)
+        with np.errstate(over="ignore", invalid="ignore"):
+            moving.move_plainly(
+                keys, unrotated, nothing, plan, count, lanes, starts, 1, *self._tables
+            )
         return keys
 
 

@@ -118,6 +118,8 @@ class CacheShape:
                 self._row_bytes(ROW_TYPES[self.families[at].dtype], row, keys)
                 for at, row in self.units
             ),
+            # Values do not turn, nor do keys without rotation: renumbering leaves both alone.
+            unit_turns=tuple(row.rope_dim > 0 for _, row in self.units),
         )
 
     def _row_bytes(self, element_bytes: int, row: RowSpec, keys: str) -> int:

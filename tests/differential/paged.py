@@ -183,7 +183,8 @@ class PagedLockstep:
             return
         call = lambda: self.cache.evict_span(sequence, first, count)  # noqa: E731
         path = f"evict {shape}" if any(map(len, lists)) else "evict nothing"
-        self.evict_by(path, sequence, lists, call, (first, last), idle=nothing)
+        idle = nothing or not any(map(len, lists))
+        self.evict_by(path, sequence, lists, call, (first, last), idle=idle)
 
     def evict(self, sequence, lists):
         """Evict scattered positions, a list for each set, or see it refused."""

@@ -159,13 +159,16 @@ class Truth:
         return numbering.cache(which).pos[numbering.mask(which)]
 
     def changed_rows(self, whole_slots):
-        """Return the (token, unit) rows whose position the last eviction changed.
+        """Return the (token, unit) rows with a rotated key whose position the eviction changed.
 
         With `whole_slots` a row counts too that its set has dropped and that moves all the same,
         because its slot is held for another set.
         """
         geometry, total = self.geometry, 0
-        for scope, which in zip(geometry.unit_scope, geometry.unit_set, strict=True):
+        turns = [row.rope_dim > 0 for family in self.shape.families for row in family.rows]
+        for scope, which, turned in zip(geometry.unit_scope, geometry.unit_set, turns, strict=True):
+            if not turned:
+                continue
             numbering = self._of[which]
             assert which in geometry.inner_sets[scope]
             total += numbering.changed[None if whole_slots and not numbering.apart else which]

@@ -110,6 +110,9 @@ class Receipts:
         self.moves = np.empty((f.PLAN_FIELDS, 0), np.int64)
         geometry = cache.ledger.geometry
         # Bytes of one token's row in each unit, from the widths alone.
+        self.unit_turns = np.array(
+            [row.rope_dim > 0 for family in cache.shape.families for row in family.rows]
+        )
         self.unit_bytes = np.array(
             [
                 ROW_TYPES[cache.shape.families[at].dtype]
@@ -215,7 +218,7 @@ class Receipts:
                 rows += int(units.sum())
                 size += int(self.unit_bytes[units].sum())
             if position >= 0:
-                rotated += int(units.sum())
+                rotated += int((units & self.unit_turns).sum())
         return rows, size, rotated
 
     def paths(self, receipt):
