@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.moves import plan_move, refuse_or_grow, rows_of
+from kvsim.paging.moves import plan_move, refuse_or_grow, renumber_copies, rows_of
 from kvsim.paging.pool import allocate, let_go
 
 
@@ -162,9 +162,9 @@ def writes_entry(arrays, table, entry, rotates_keys, sources, targets, counts, n
     start = tables[table, f.START]
     for member in range(counts.shape[1]):
         row = member if position.shape[0] > 1 else 0
-        turns = rows_of(scalars, scopes, scope, f.TURNS)
-        if counts.shape[1] > 1:
-            turns = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.TURNS]
+        copies = renumber_copies(scalars, scopes, scope)
+        if counts.shape[1] > 1 and scalars[f.REUSE] == 0:
+            copies = scopes[scope, f.SET_COLUMNS + f.PER_SET * member + f.TURNS] > 0
         last = min((entry + 1) * page_tokens, counts[scope, member])
         for slot in range(entry * page_tokens, last):
             source = sources[first + member, slot]
@@ -173,7 +173,7 @@ def writes_entry(arrays, table, entry, rotates_keys, sources, targets, counts, n
                 return True
             if (
                 rotates_keys
-                and turns > 0
+                and copies
                 and targets[first + member, slot]
                 != old_position(position, row, start * page_tokens, source)
             ):

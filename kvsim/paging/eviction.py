@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.moves import refuse_or_grow, rows_of
+from kvsim.paging.moves import refuse_or_grow, renumber_copies
 from kvsim.paging.pool import let_go
 from kvsim.paging.renumbering import (
     first_death,
@@ -230,7 +230,7 @@ def check_renumber(arrays, sequence, starts, victims, full):
     moves = np.int64(0)
     for scope in range(units):
         table = sequence * units + scope
-        if rows_of(scalars, scopes, scope, f.TURNS):
+        if renumber_copies(scalars, scopes, scope):
             death = first_death(
                 scalars, tables, dead, position, scopes, table, scope, starts, victims
             )

@@ -93,7 +93,8 @@ class Ledger(Lives):
             order=ORDERS[order],
             reuse=self.ordering.append == "reuse_holes",
             renumber=self.ordering.positions == "renumber" and self.ordering.compaction == "none",
-            renumber_writes=self.ordering.renumber_writes,
+            # Where no key turns, a changed position rewrites nothing.
+            renumber_writes=self.ordering.renumber_writes and any(geometry.unit_turns),
             pages=room_pages,
             # Segments are powers of two, and a table leaves smaller ones behind as it grows.
             arena=4 * room_pages if room_pages > 64 else 64,

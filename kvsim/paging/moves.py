@@ -19,6 +19,18 @@ def rows_of(scalars, scopes, scope, column):
 
 
 @kernel
+def renumber_copies(scalars, scopes, scope):
+    """Tell whether renumbering copies the shared pages of a scope unit where positions change.
+
+    It does where a stored key turns. Where holes are reused it does in every table: a hole in a
+    shared page is skipped, so tables of one set stay in step only if they share alike.
+    """
+    if scalars[f.RENUMBER_WRITES] == 0:
+        return False
+    return rows_of(scalars, scopes, scope, f.TURNS) > 0 or scalars[f.REUSE] == 1
+
+
+@kernel
 def plan_move(scalars, plan, source, target, position, scope, member):
     """Append one move to the plan. The caller has checked that there is room."""
     at = scalars[f.PLAN]

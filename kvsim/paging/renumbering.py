@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.moves import plan_move, rows_of
+from kvsim.paging.moves import plan_move, renumber_copies, rows_of
 from kvsim.paging.pool import allocate, let_go
 
 
@@ -127,7 +127,7 @@ def renumber_table(
     cursor = tables[table, f.CURSOR]
     scope = tables[table, f.SCOPE]
     stored = position.shape[0] > 0
-    writes = scalars[f.RENUMBER_WRITES] == 1 and rows_of(scalars, scopes, scope, f.TURNS) > 0
+    writes = renumber_copies(scalars, scopes, scope)
     live = np.int64(0)
     if stored:
         for where in range(tables[table, f.NEXT_POSITION]):

@@ -246,8 +246,10 @@ def test_planes_that_are_not_aligned_take_the_other_kernel(plane):
     planes = dict(store.planes[0])
     assert moving.can_stream(block.lanes, list(planes.values()))
     width = planes[plane].shape[1]
-    room = np.zeros(SLOTS * width + 4, np.float32)
-    planes[plane] = room[4:].reshape(SLOTS, width)
+    room = np.zeros(SLOTS * width + 32, np.float32)
+    # Four floats past the start of a cache line, wherever the memory lies.
+    start = -room.ctypes.data % 64 // 4 + 4
+    planes[plane] = room[start : start + SLOTS * width].reshape(SLOTS, width)
     assert not moving.can_stream(block.lanes, list(planes.values()))
 
 

@@ -153,9 +153,9 @@ def test_numbers_and_cases_are_one_to_one():
 # The independent count
 
 
-def count_of(**order):
+def count_of(turning=(0,), **order):
     usual = {"compaction": "none", "unit": "slot", "positions": "renumber", "append": "tail"}
-    return PageCount(4, ((0,),), **(usual | order), writes=True)
+    return PageCount(4, ((0,),), **(usual | order), turning=(frozenset(turning),))
 
 
 def test_the_count_by_hand_forks_and_copies():
@@ -187,6 +187,21 @@ def test_the_count_by_hand_compacts():
         held[compaction] = count.held, count.taken
     # Of 12 survivors, 0 to 4 stay in the first page and in the first slot of the second.
     assert held == {"none": (7, 7), "rebuild": (7, 7), "forward": (6, 6), "hole_fill": (6, 6)}
+
+
+def test_the_count_by_hand_copies_only_what_turns():
+    """Values, or keys without rotation, that are copied because positions changed."""
+    held = []
+    for turning in ((0,), ()):
+        for compaction in ("none", "forward"):
+            count = count_of(turning, compaction=compaction)
+            count.open(0)
+            count.append(0, [range(12)])
+            count.fork(0, 1)
+            # The first page goes; what is left moves no row, and turns or not.
+            count.evict(1, [{0, 1, 2, 3}])
+            held.append(count.held)
+    assert held == [5, 5, 3, 3]
 
 
 def test_the_count_by_hand_reuses_holes_of_unshared_pages():

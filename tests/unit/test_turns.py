@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from realrows import Pair
 from spliced import drawn
 
 from kvsim.errors import LedgerError
@@ -73,3 +74,29 @@ def test_sets_without_rotation_move_and_are_not_rotated(algorithm):
 def test_a_turn_is_needed_for_every_unit():
     with pytest.raises(LedgerError, match="a turn for every unit"):
         Geometry((0, 0), (0, 0), (1, 1), (True,))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_tables_of_one_set_stay_in_step_where_holes_are_reused(algorithm):
+    """Keys copied and values still shared: the next token went into a hole of the one table and
+    behind the other, and an eviction by the first table's slots took another token's value."""
+    shape = CacheShape(families.glm_dsa(2, 2, 6, 4, 5, 12, [1]), (Rope(4),), "kv_raw", 32)
+    pair = Pair(
+        8,
+        of=shape,
+        append="reuse_holes",
+        compaction=algorithm,
+        positions="renumber",
+    )
+    child = pair.fork(pair.first)
+    pair.evict(child, 1, 2)
+    pair.append(child, 1)
+    pair.check()
+    pair.cache.free(pair.first)
+    del pair.truths[pair.first]
+    pair.append(child, 1)
+    pair.evict(child, 6, 1)
+    pair.check()
+    scopes = range(pair.ledger.geometry.scope_units)
+    slots = [pair.ledger.rows(child, 0, scope)[0].tolist() for scope in scopes]
+    assert slots[0] == slots[1] == slots[2]

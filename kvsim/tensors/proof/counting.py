@@ -26,6 +26,8 @@ class Table:
     ----------
     sets : tuple of int
         Sets whose rows it holds.
+    turning : frozenset of int
+        Those of them with a stored key that depends on its position.
     pages : list
         A page for each `page_tokens` appended slots, None where it was let go.
     slots : list of dict
@@ -35,6 +37,7 @@ class Table:
     """
 
     sets: tuple[int, ...]
+    turning: frozenset[int]
     pages: list[Page | None] = field(default_factory=list)
     slots: list[dict[int, int]] = field(default_factory=list)
     ahead: list[Page] = field(default_factory=list)
@@ -50,8 +53,9 @@ class PageCount:
         The sets of each table of a sequence.
     compaction, unit, positions, append : str
         As in `PagedCache`.
-    writes : bool
-        Whether renumbering writes a stored key.
+    turning : tuple of frozenset of int
+        For each table the sets with a stored key that depends on its position: only those are
+        written when positions change.
 
     Attributes
     ----------
@@ -68,7 +72,7 @@ class PageCount:
         unit: str,
         positions: str,
         append: str,
-        writes: bool,
+        turning: tuple[frozenset[int], ...],
     ) -> None:
         self._page_tokens = page_tokens
         self._inner_sets = inner_sets
@@ -76,7 +80,7 @@ class PageCount:
         self._by_row = unit == "row"
         self._renumbers = positions == "renumber"
         self._reuses = append == "reuse_holes"
-        self._writes = writes
+        self._turning = turning
         self._tables: dict[int, list[Table]] = {}
         self.taken = 0
         self.freed = 0
@@ -95,7 +99,10 @@ class PageCount:
 
     def open(self, sequence: int) -> None:
         """Begin a sequence without a page."""
-        self._tables[sequence] = [Table(sets) for sets in self._inner_sets]
+        self._tables[sequence] = [
+            Table(sets, turning)
+            for sets, turning in zip(self._inner_sets, self._turning, strict=True)
+        ]
 
     def append(self, sequence: int, positions: list[range]) -> None:
         """Append tokens at the `positions` of each set; into holes first, if they are reused."""
@@ -115,8 +122,8 @@ class PageCount:
             for page in table.pages:
                 if page is not None:
                     page.refcount += 1
-            copy = Table(table.sets, list(table.pages), [dict(slot) for slot in table.slots])
-            self._tables[child].append(copy)
+            slots = [dict(slot) for slot in table.slots]
+            self._tables[child].append(Table(table.sets, table.turning, list(table.pages), slots))
 
     def clone(self, parent: int, child: int) -> None:
         """Copy every page, those reserved too."""
@@ -155,6 +162,7 @@ class PageCount:
     def _copied(self, table: Table) -> Table:
         return Table(
             table.sets,
+            table.turning,
             [None if page is None else self._take() for page in table.pages],
             [dict(slot) for slot in table.slots],
             [self._take() for _ in table.ahead],
@@ -221,7 +229,7 @@ class PageCount:
                 for slot in self._entry(table, entry)
                 for position in slot.values()
             )
-            if changed and self._writes:
+            if changed and self._copies(table):
                 self._own(table, entry)
         for which in table.sets:
             held = [slot for slot in table.slots if which in slot]
@@ -248,7 +256,7 @@ class PageCount:
                 if source != target:
                     written.add(target // self._page_tokens)
         if self._renumbers:
-            written |= self._rank(table.sets, slots)
+            written |= self._rank(table, slots)
         wanted = -(-len(slots) // self._page_tokens)
         if self._compaction == "rebuild":
             pages = [self._take() for _ in range(wanted)]
@@ -273,13 +281,24 @@ class PageCount:
         late = [at for at in live if at >= len(live)]
         return [at if at in stay else late.pop() for at in range(len(live))]
 
-    def _rank(self, sets: tuple[int, ...], slots: list[dict[int, int]]) -> set[int]:
+    def _copies(self, table: Table) -> bool:
+        """Tell whether a changed position writes into the pages of a table.
+
+        Where holes are reused, tables that turn nothing are copied like those that do: a hole in
+        a shared page is skipped, and tables of one set have to stay in step.
+        """
+        return bool(table.turning) or (self._reuses and any(self._turning))
+
+    def _rank(self, table: Table, slots: list[dict[int, int]]) -> set[int]:
         """Renumber compacted slots; return the entries where a stored key changes by it."""
         written = set()
-        for which in sets:
+        for which in table.sets:
+            # A whole slot is written if any of its sets turns; a row only if its own does.
+            turns = which in table.turning if self._by_row else bool(table.turning)
+            turns = turns or (self._reuses and self._copies(table))
             held = [(slot[which], at) for at, slot in enumerate(slots) if which in slot]
             for rank, (position, at) in enumerate(sorted(held)):
                 slots[at][which] = rank
-                if self._writes and position != rank:
+                if turns and position != rank:
                     written.add(at // self._page_tokens)
         return written

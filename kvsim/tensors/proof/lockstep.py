@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import ExactnessRefused
-from kvsim.paging import Receipt
+from kvsim.paging import Geometry, Receipt
 from kvsim.tensors.contiguous import ContiguousCache
 from kvsim.tensors.paged_cache import PagedCache
 from kvsim.tensors.proof.ceilings import fingerprint, under_ceilings
@@ -21,6 +21,7 @@ from kvsim.tensors.proof.codes import Coded, stored_keys
 from kvsim.tensors.proof.counting import PageCount
 from kvsim.tensors.proof.shapes import Rows, drawn_rows
 from kvsim.tensors.proof.tally import Tally
+from kvsim.tensors.shape import CacheShape
 
 #: What a block table covers and which rows are evicted together.
 TABLES = {
@@ -29,6 +30,16 @@ TABLES = {
     "layer": ("layer", "layer"),
     "head": ("head", "head"),
 }
+
+
+def _turning(shape: CacheShape, geometry: Geometry) -> tuple[frozenset[int], ...]:
+    """Return, for each table, the sets with a stored key that depends on its position."""
+    found: list[set[int]] = [set() for _ in range(geometry.scope_units)]
+    if shape.planes != "raw_only":
+        for unit, (_, row) in enumerate(shape.units):
+            if row.rope_dim:
+                found[geometry.unit_scope[unit]].add(geometry.unit_set[unit])
+    return tuple(map(frozenset, found))
 
 
 class Lockstep:
@@ -95,7 +106,7 @@ class Lockstep:
             page_tokens,
             geometry.inner_sets,
             **self._order,
-            writes=rows.shape.planes != "raw_only",
+            turning=_turning(rows.shape, geometry),
         )
         #: One twin for each set that evicts on its own, or one in all.
         self.twins: dict[int, list[ContiguousCache]] = {}
@@ -179,7 +190,7 @@ class Lockstep:
         self.tally.fact(
             receipt.evicted_tokens == removed, f"{receipt.evicted_tokens} of {removed} evicted"
         )
-        if not refused and not nothing:
+        if not refused and victims:
             self._counted(sequence, receipt, self._each_set([set(victims)]))
         return receipt
 
