@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported here: `kvsim --help` must answer at once."""
 
+from kvsim.cli import trace
 from kvsim.cli.commands import app
 
-__all__ = ["app"]
+__all__ = ["app", "trace"]

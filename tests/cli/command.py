@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,9 @@ def start(*words: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
         text=True,
         encoding="utf-8",
         start_new_session=True,
+        # A shell that runs the tests in the background has taught them to ignore Ctrl-C, and
+        # their children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -1,0 +1,108 @@
+"""What replays of prefixes share: nodes of the prefix tree, token weights, and the counts.
+
+The definition is that of kvcache-simulator 0.1.3: a request hits the longest beginning of its
+blocks that is cached when it arrives; then its missing blocks are inserted in order. Only
+requests from `measured_from` on are counted, in blocks and in tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.errors import WorkloadError
+from kvsim.jit import kernel
+from kvsim.workload.replay.flat import MOST_PAGES
+from kvsim.workload.traces.chains import Chains
+
+HITS, HIT_TOKENS, ACCESSES, TOKENS, CACHED, FILLED, REQUESTS, OWN = range(8)
+NEVER = np.iinfo(np.int32).max
+
+
+@kernel
+def count(sizes, begin, end, hit, scalars):
+    """Count a measured request: its blocks from `begin` to `end`, of which the first hit."""
+    scalars[HITS] += hit
+    scalars[ACCESSES] += end - begin
+    for i in range(begin, end):
+        scalars[TOKENS] += sizes[i]
+        if i < begin + hit:
+            scalars[HIT_TOKENS] += sizes[i]
+
+
+class Trie:
+    """A prefix policy's state.
+
+    Parameters
+    ----------
+    pages : int
+        Blocks that the cache holds.
+    measured_from : int
+        The first request, from 0, that is counted.
+
+    Attributes
+    ----------
+    filled : bool
+        Whether the cache was full before the first request that is counted. Where it was not,
+        kvcache-simulator reports nothing for this size.
+    """
+
+    def __init__(self, pages: int, measured_from: int = 0) -> None:
+        if not 1 <= pages <= MOST_PAGES:
+            raise WorkloadError(f"a cache holds from 1 to {MOST_PAGES} pages, not {pages}")
+        self.pages = pages
+        self.measured_from = measured_from
+        self._chains = Chains()
+        self._scalars = np.zeros(OWN + 1, dtype=np.int64)
+        self._nodes: list[np.ndarray] = []
+
+    def add(self, ids: np.ndarray) -> None:
+        """Note a request's block ids, int64 [blocks]; `feed` replays what was noted."""
+        self._nodes.append(self._chains(ids).astype(np.int32))
+        if self._chains.count > MOST_PAGES:
+            raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
+
+    def feed(self, sizes: np.ndarray) -> None:
+        """Replay the requests noted since the last call.
+
+        Parameters
+        ----------
+        sizes : int64 [all their blocks]
+            Tokens of each block.
+        """
+        starts = np.zeros(len(self._nodes) + 1, dtype=np.int64)
+        np.cumsum([nodes.size for nodes in self._nodes], out=starts[1:])
+        nodes = np.concatenate([*self._nodes, np.zeros(0, dtype=np.int32)])
+        self._nodes = []
+        self._replay(nodes, starts, sizes, self._chains.count)
+        self._scalars[REQUESTS] += starts.size - 1
+
+    def finish(self) -> None:
+        """Say that the stream has ended, for a policy that must know it whole."""
+
+    def _replay(self, nodes: np.ndarray, starts: np.ndarray, sizes: np.ndarray, count: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def hits(self) -> int:
+        """Counted blocks inside a cached beginning."""
+        return int(self._scalars[HITS])
+
+    @property
+    def accesses(self) -> int:
+        """Counted blocks."""
+        return int(self._scalars[ACCESSES])
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of the blocks that hit."""
+        return int(self._scalars[HIT_TOKENS])
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the counted blocks."""
+        return int(self._scalars[TOKENS])
+
+    @property
+    def filled(self) -> bool:
+        """Whether the cache was full before the first counted request."""
+        return bool(self._scalars[FILLED])
