@@ -1,23 +1,25 @@
 """The baseline of `kvsim bench evict`: a contiguous cache that evicts a span in NumPy, tiled.
 
-The best that we could write: rows are moved tile by tile so that no copy overlaps itself, and a
-tile's keys are rotated while its pre-RoPE rows are still in the cache, into place, without
-temporaries but one. It does not canonicalise NaN, which our kernels do.
+The best that we know how to write. Rows are moved tile by tile, so that no copy overlaps itself;
+the two halves of all heads lie side by side, so that every ufunc runs over long rows; and a tile's
+keys are rotated while its pre-RoPE rows are still in the cache, into place, with one temporary. It
+does not canonicalise NaN, which our kernels do.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-TILE = 64
+TILE = 16
 
 
 class ContiguousNumpy:
-    """K, k_raw and V of one sequence, [token, unit, 2, half] float32 each.
+    """K and k_raw of one sequence, float32 [token, 2, units * half], and V, [token, elements].
 
     Parameters
     ----------
     raw, value : float32 [tokens, units * head_dim]
+        As a paged cache hands them out: each head's two halves behind one another.
     units : int
         (layer, KV head) pairs.
     cosines, sines : float32 [positions, half]
@@ -31,20 +33,34 @@ class ContiguousNumpy:
         cosines: np.ndarray,
         sines: np.ndarray,
     ) -> None:
-        tokens, half = raw.shape[0], cosines.shape[1]
-        self.raw = raw.reshape(tokens, units, 2, half).copy()
+        self._units, self._half = units, cosines.shape[1]
+        self.raw = self._halves(raw)
         self.value = value.copy()
         self.key = np.empty_like(self.raw)
-        self.cosines, self.sines = cosines[:, None], sines[:, None]
-        self._product = np.empty((TILE, units, half), np.float32)
-        for begin in range(0, tokens, TILE):
-            self._rotate(begin, min(begin + TILE, tokens))
+        self._cosines, self._sines = cosines, sines
+        self._product = np.empty((TILE, units * self._half), np.float32)
+        self._spread = np.empty((2, TILE, units, self._half), np.float32)
+        for begin in range(0, raw.shape[0], TILE):
+            self._rotate(begin, min(begin + TILE, raw.shape[0]))
+
+    def _halves(self, rows: np.ndarray) -> np.ndarray:
+        apart = rows.reshape(-1, self._units, 2, self._half).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(apart).reshape(-1, 2, self._units * self._half)
+
+    def rows(self, plane: np.ndarray, tokens: int) -> np.ndarray:
+        """Return the first rows of K or k_raw as a paged cache hands them out."""
+        apart = plane[:tokens].reshape(tokens, 2, self._units, self._half)
+        return np.ascontiguousarray(apart.transpose(0, 2, 1, 3)).reshape(tokens, -1)
 
     def _rotate(self, begin: int, end: int) -> None:
-        near, far = self.raw[begin:end, :, 0], self.raw[begin:end, :, 1]
-        upper, lower = self.key[begin:end, :, 0], self.key[begin:end, :, 1]
-        c, s = self.cosines[begin:end], self.sines[begin:end]
-        product = self._product[: end - begin]
+        tile = end - begin
+        spread = self._spread[:, :tile]
+        spread[0] = self._cosines[begin:end, None]
+        spread[1] = self._sines[begin:end, None]
+        c, s = spread.reshape(2, tile, -1)
+        near, far = self.raw[begin:end, 0], self.raw[begin:end, 1]
+        upper, lower = self.key[begin:end, 0], self.key[begin:end, 1]
+        product = self._product[:tile]
         np.multiply(near, c, out=upper)
         np.multiply(far, s, out=product)
         np.subtract(upper, product, out=upper)
@@ -69,7 +85,7 @@ class ContiguousNumpy:
     def append(self, raw: np.ndarray, value: np.ndarray, tokens: int) -> None:
         """Put rows behind the first `tokens` tokens."""
         end = tokens + raw.shape[0]
-        self.raw[tokens:end] = raw.reshape(self.raw[tokens:end].shape)
+        self.raw[tokens:end] = self._halves(raw)
         self.value[tokens:end] = value
         for begin in range(tokens, end, TILE):
             self._rotate(begin, min(begin + TILE, end))

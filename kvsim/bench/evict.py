@@ -163,9 +163,13 @@ def _against_numpy(tokens: int, layers: int) -> dict[str, Any]:
     bench.cache.evict_span(bench.sequence, bench.first, bench.count)
     left = contiguous.evict(bench.first, bench.count, tokens)
     found = bench.cache.rows(bench.sequence)
-    for name, plane in (("K", contiguous.key), ("k_raw", contiguous.raw), ("V", contiguous.value)):
-        words = plane[:left].reshape(left, -1).view(np.uint32)
-        if not np.array_equal(found[name].view(np.uint32), words):
+    theirs_now = {
+        "K": contiguous.rows(contiguous.key, left),
+        "k_raw": contiguous.rows(contiguous.raw, left),
+        "V": contiguous.value[:left],
+    }
+    for name, rows in theirs_now.items():
+        if not np.array_equal(found[name].view(np.uint32), rows.view(np.uint32)):
             raise KvsimError(f"the contiguous baseline computes another {name}")
     bench.append(bench.count)
     again()
@@ -200,14 +204,15 @@ def measurements() -> list[Callable[[], dict[str, Any]]]:
         (1.25, 131_072, 4, 16),
         (1.25, 4096, 16, 16),
         (1.25, 32_768, 16, 16),
+        (1.25, 32_768, 4, 64),
         (1.25, 32_768, 4, 128),
         (1.6, 4096, 4, 1),
-        (1.6, 32_768, 4, 1),
+        (1.6, 131_072, 4, 1),
     )
     shared = ", every page copied on write"
     return [
         *(partial(_against_copy, "", *case) for case in copied),
-        partial(_against_copy, shared, 1.35, 32_768, 4, 16, shared=True),
-        *(partial(_against_numpy, tokens, 4) for tokens in (4096, 32_768)),
-        *(partial(_aligned, tokens, 4) for tokens in (4096, 32_768)),
+        *(partial(_against_copy, shared, 1.35, t, 4, 16, shared=True) for t in (4096, 131_072)),
+        *(partial(_against_numpy, *case) for case in ((4096, 4), (131_072, 4), (32_768, 16))),
+        *(partial(_aligned, *case) for case in ((4096, 4), (131_072, 4), (32_768, 16))),
     ]

@@ -252,6 +252,8 @@ def prove(
     _at_least("--seed", seed, 0)
     if seconds is not None and not 1 <= seconds < float("inf"):
         raise ScenarioError(f"--seconds must be at least 1, not {seconds}")
+    if case is not None and seconds is not None:
+        raise ScenarioError("--case runs one case alone, so --seconds has no meaning beside it")
     if case is not None:
         report = proof.prove_case(case, seed)
     else:

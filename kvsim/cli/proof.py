@@ -10,6 +10,8 @@ from rich.table import Table
 from kvsim.cli import render
 
 SHOWN_FAILURES = 10
+#: The section that `--seconds` adds.
+PRODUCT = "product of the matrix"
 
 
 def print_proof(report: Mapping[str, Any]) -> None:
@@ -45,6 +47,12 @@ def _row(table: Table, name: str, counts: Mapping[str, Any]) -> None:
 def _lines(report: Mapping[str, Any]) -> list[str]:
     gate, coverage = report["gate"], report["coverage"]
     lines = [f"Kernel for whole cache lines: {report['kernel']}."]
+    if coverage["streamed_moves"]:
+        lines = [
+            f"Kernel for whole cache lines: {report['kernel']}; it moved "
+            f"{coverage['streamed_moves']:,} rows in {coverage['streamed_cases']:,} cases and "
+            f"turned {coverage['streamed_rotations']:,} of them."
+        ]
     if gate["status"] == "skipped":
         lines.append(f"FMA gate skipped: {gate['reason']}.")
     elif gate["status"] == "passed":
@@ -57,6 +65,10 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
             f"Matrix: {coverage['pairs_met']:,} of {coverage['pairs']:,} allowed pairs of values "
             f"covered; {coverage['product_run']:,} of {coverage['product']:,} cases run "
             f"({100 * coverage['product_share']:.2g}%)."
+        )
+    if any(s["name"] == PRODUCT and not s["cases"] for s in report["sections"]):
+        lines.append(
+            "The time was over before the product of the matrix began: 0 of its cases ran."
         )
     for failure in report["failures"][:SHOWN_FAILURES]:
         lines.append(f"FAILED {failure['case']}: {failure['what']}")

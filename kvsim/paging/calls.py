@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.errors import CeilingExceeded, LedgerError
+from kvsim.errors import CeilingExceeded, LedgerError, MemoryRefused
 from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
 from kvsim.paging.readings import Readings
@@ -52,19 +52,25 @@ class Calls(Readings):
             if answer == f.BAD_VICTIM:
                 raise BadVictim(need)
             self._flush()
-            pages = int(scalars[f.PAGES])
+            self._grow(what, need)
+        self._flush()
+
+    def _grow(self, what: int, need: int) -> None:
+        """Make room in one of the arrays, and in the store; without memory for it, in none."""
+        pages = int(self._scalars[f.PAGES])
+        try:
             larger = memory.grown(self._arrays, what, need)
             if what == f.GROW_PAGES:
-                try:
-                    self.store.resize(int(scalars[f.PAGES]))
-                    if self.physical_model is not None:
-                        self.physical_model.resize(int(scalars[f.PAGES]))
-                except LedgerError:
-                    # No memory for the rows: the pool stays as large as it was.
-                    scalars[f.PAGES] = pages
-                    raise
-            self._arrays = larger
-        self._flush()
+                self.store.resize(int(self._scalars[f.PAGES]))
+                if self.physical_model is not None:
+                    self.physical_model.resize(int(self._scalars[f.PAGES]))
+        except LedgerError:
+            self._scalars[f.PAGES] = pages
+            raise
+        except MemoryError:
+            self._scalars[f.PAGES] = pages
+            raise MemoryRefused("there is no memory for a larger pool") from None
+        self._arrays = larger
 
     def _flush(self) -> None:
         """Let the store carry out what was decided: map, move, and only then give back."""
@@ -119,10 +125,10 @@ class Calls(Readings):
 
     def _check_open(self, sequence: int) -> None:
         tables = self._arrays.tables
-        row = sequence * self._units
         try:
+            row = sequence * self._units
             there = 0 <= row < tables.shape[0] and tables[row, f.SEQUENCE] == sequence
-        except (TypeError, IndexError):
+        except (TypeError, ValueError, IndexError):
             raise LedgerError(f"a sequence has a whole number, not {sequence!r:.60}") from None
         if not there:
             raise LedgerError(f"sequence {sequence} is not open")

@@ -53,6 +53,11 @@ class Order:
             raise LedgerError("scattered tokens keep their positions and are not compacted")
 
     @property
+    def renumbers_alone(self) -> bool:
+        """Whether evict renumbers by itself, with no compaction to do it."""
+        return self.positions == "renumber" and self.compaction == "none"
+
+    @property
     def stored(self) -> bool:
         """Whether positions need a table, because a slot's place does not tell them."""
         moves = self.compaction != "none"

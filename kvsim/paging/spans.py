@@ -153,7 +153,7 @@ def evict_as_one(
             between = ledger.held_pages - held
             ledger.compact(sequence)
             inside = max(inside, between + ledger.swap_peak(0))
-    except LedgerError:
+    except (LedgerError, MemoryError):
         if saved is not None:
             ledger.put_back(saved)
         ledger.swap_peak(peak)

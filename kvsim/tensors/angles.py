@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.tensors.memory import check_fits
 from kvsim.tensors.rope import Rope, Tables, tables
 from kvsim.tensors.shape import CacheShape
 
@@ -50,7 +51,16 @@ class RotationTables(NamedTuple):
 
 
 def rotation_tables(shape: CacheShape) -> RotationTables:
-    """Return the tables of every distinct rope of a shape, up to its highest position."""
+    """Return the tables of every distinct rope of a shape, up to its highest position.
+
+    Raises
+    ------
+    MemoryRefused
+        If they are larger than the memory that is available.
+    """
+    pairs = sum(rope.dim // 2 for rope in dict.fromkeys(shape.ropes))
+    # Angles in float64, their cosines and sines, and both once more behind one another.
+    check_fits("of rotations", 32 * pairs * shape.max_positions)
     every = [position_tables(one, shape.max_positions) for one in dict.fromkeys(shape.ropes)]
     halves = np.array([table.cos.shape[1] for table in every], np.int64)
     sizes = [table.cos.size for table in every]

@@ -12,7 +12,11 @@ from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.tensors import lanes as n
 from kvsim.tensors import streaming
-from kvsim.tensors.streaming import fence, stream, stream_moved, stream_rotated
+from kvsim.tensors.streaming import fence, prefetch, stream, stream_moved, stream_rotated
+
+#: How far ahead a rotation in place asks for its rows: the machine does not by itself follow them
+#: from one page of memory into the next.
+AHEAD_BYTES = 2048
 
 #: What a rotation stores where the machine makes a NaN: its sign and payload never leak.
 CANONICAL_NAN = np.array([streaming.CANONICAL_NAN_BITS], np.uint32).view(np.float32)[0]
@@ -133,6 +137,8 @@ def stream_keys(key, raw, plan, moves, lanes, starts, sets, cosines, sines, at, 
                         )
                 else:
                     for byte in range(0, half, line):
+                        prefetch(raw_from + far + byte + AHEAD_BYTES)
+                        prefetch(raw_from + far + byte + half + AHEAD_BYTES)
                         stream_rotated(
                             key_to + near + byte,
                             raw_from + far + byte,

@@ -15,12 +15,14 @@ from kvsim.paging import Ledger, Order, Receipt, evict_as_one, evict_span
 from kvsim.paging.spans import clamp, length
 from kvsim.paging.store import Physical
 from kvsim.tensors import swap
+from kvsim.tensors.arriving import check_rows
 from kvsim.tensors.columns import given_columns, scope_columns
 from kvsim.tensors.memory import Memory
 from kvsim.tensors.quantized_store import make_store
 from kvsim.tensors.remedies import Flushed, flush, why_refused
 from kvsim.tensors.rotator import Rotator
 from kvsim.tensors.shape import CacheShape
+from kvsim.tensors.view import SequenceView
 
 
 class PagedCache:
@@ -131,7 +133,7 @@ class PagedCache:
         CeilingExceeded
             If the pages needed are more than the ceiling leaves. Nothing is changed.
         """
-        count = self._checked(rows)
+        count = check_rows(self.shape, rows)
         self.ledger.sequence_is_open(sequence)
         first = length(self.ledger, sequence)
         if first + count > self.shape.max_positions:
@@ -176,7 +178,8 @@ class PagedCache:
     def evict_span(self, sequence: int, first: int, count: int) -> Receipt:
         """Evict the tokens at positions [first, first + count).
 
-        Nothing is done for first < 0, count <= 0 and first past the end; the end clamps.
+        Nothing is done for first < 0, count <= 0 and first past the end; the end clamps. A cache
+        with recurrent layers refuses even those, as fak's does.
 
         Raises
         ------
@@ -185,17 +188,18 @@ class PagedCache:
             `receipt` says so too, and nothing is changed.
         """
         self.ledger.sequence_is_open(sequence)
-        first, last = clamp(first, count, length(self.ledger, sequence))
+        begin = end = 0
         try:
+            begin, end = clamp(first, count, length(self.ledger, sequence))
             if self.recurrent_layers:
                 raise ExactnessRefused(
                     f"recurrent state cannot forget a span: layers {list(self.recurrent_layers)}"
                 )
-            if first < last:
-                self._check_exact(sequence, last)
-            return evict_span(self.ledger, sequence, first, last - first)
+            if begin < end:
+                self._check_exact(sequence, end)
+            return evict_span(self.ledger, sequence, begin, end - begin)
         except LedgerError as refusal:
-            refusal.receipt = Receipt(first, last, exact=False, refused=str(refusal))
+            refusal.receipt = Receipt(begin, end, exact=False, refused=str(refusal))
             raise
 
     def evict(self, sequence: int, victims: Iterable[np.ndarray]) -> Receipt:
@@ -259,10 +263,12 @@ class PagedCache:
 
     def length(self, sequence: int) -> int:
         """Return the tokens that the first set retains."""
+        self.ledger.sequence_is_open(sequence)
         return int(np.count_nonzero(self.ledger.retained(sequence, 0)))
 
     def next_position(self, sequence: int) -> int:
         """Return the position that the next token gets."""
+        self.ledger.sequence_is_open(sequence)
         return length(self.ledger, sequence)
 
     def rows(self, sequence: int, family: int = 0) -> dict[str, np.ndarray]:
@@ -281,6 +287,8 @@ class PagedCache:
             If the sets of the family retain different tokens: read them by `unit_rows`.
         """
         self.ledger.sequence_is_open(sequence)
+        if not 0 <= family < len(self.shape.families):
+            raise LedgerError(f"there is no row family {family!r:.60}")
         found: dict[str, np.ndarray] = {}
         positions: np.ndarray | None = None
         for scope, held in enumerate(self._scopes):
@@ -314,7 +322,10 @@ class PagedCache:
 
         Rows are as they are stored: under `raw_only` there is no K.
         """
+        self.ledger.sequence_is_open(sequence)
         geometry = self.ledger.geometry
+        if not 0 <= unit < geometry.units:
+            raise LedgerError(f"there is no unit {unit!r:.60}")
         scope, which = geometry.unit_scope[unit], geometry.unit_set[unit]
         slots, positions = self.ledger.rows(sequence, which, scope)
         stored = self.store.gather(self.ledger.physical(sequence, scope, slots), unit)
@@ -329,37 +340,6 @@ class PagedCache:
         self.ledger.check()
 
     # Checks before a verb acts
-
-    def _checked(self, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
-        families = self.shape.families
-        if len(rows) != len(families):
-            raise LedgerError(f"rows of {len(families)} families are needed, not {len(rows)}")
-        counts = set()
-        for family, given in zip(families, rows, strict=True):
-            key = sum(row.carried + row.raw for row in family.rows)
-            value = sum(row.value for row in family.rows)
-            wanted = {name: width for name, width in (("k", key), ("v", value)) if width}
-            if set(given) != set(wanted):
-                raise LedgerError(
-                    f"family {family.name!r} has planes {sorted(wanted)}, not {sorted(given)}"
-                )
-            for name, width in wanted.items():
-                array = given[name]
-                if (
-                    not isinstance(array, np.ndarray)
-                    or array.ndim != 2
-                    or array.shape[1] != width
-                    or array.dtype != family.dtype
-                ):
-                    shown = getattr(array, "shape", None), getattr(array, "dtype", type(array))
-                    raise LedgerError(
-                        f"family {family.name!r}, plane {name!r}: {family.dtype} [tokens, {width}]"
-                        f" is needed, not {shown[1]} {shown[0]}"
-                    )
-                counts.add(array.shape[0])
-        if len(counts) != 1:
-            raise LedgerError(f"all planes must have rows of the same tokens, not {sorted(counts)}")
-        return counts.pop()
 
     def _check_regime(self, tokens: int) -> None:
         """Refuse what longrope would rotate by its long factors: renumbering would mix both."""
@@ -376,24 +356,3 @@ class PagedCache:
         shifts = self._renumbers and last < length(self.ledger, sequence)
         if shifts and self.shape.planes == "kv":
             raise ExactnessRefused(why_refused(self.keys))
-
-
-class SequenceView:
-    """One sequence of a paged cache, with what a decoder asks of a cache."""
-
-    def __init__(self, cache: PagedCache, sequence: int) -> None:
-        self._cache = cache
-        self.sequence = sequence
-
-    @property
-    def next_position(self) -> int:
-        """The position that the next token gets."""
-        return self._cache.next_position(self.sequence)
-
-    def rows(self, family: int = 0) -> dict[str, np.ndarray]:
-        """Return the rows of a family in ascending position."""
-        return self._cache.rows(self.sequence, family)
-
-    def append(self, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Append tokens whose keys are not rotated yet."""
-        self._cache.append(self.sequence, rows)

@@ -149,7 +149,7 @@ class QuantizedStore(ArrayStore):
                 every = self._scale_columns(block, scope)
                 own = [at for at, (of, _) in enumerate(every) if of == unit]
                 if own:
-                    found[SCALES] = planes[SCALES][slots][:, own]
+                    found[SCALES] = np.ascontiguousarray(planes[SCALES][slots][:, own])
         return found
 
     # Moving
@@ -270,5 +270,5 @@ def independent_runs(plan: np.ndarray) -> Iterator[np.ndarray]:
 
 def _narrow(keys: np.ndarray) -> np.ndarray:
     """Return keys as float32: those of a float64 family are float32 numbers already."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(keys, np.float32)

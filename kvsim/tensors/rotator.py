@@ -62,7 +62,8 @@ class Rotator:
     def _turned(
         self, family: int, lanes: np.ndarray, unrotated: np.ndarray, positions: np.ndarray
     ) -> np.ndarray:
-        unrotated = np.ascontiguousarray(unrotated, self._families[family].dtype)
+        # A kernel is compiled for arrays that can be written, and given rows may be read-only.
+        unrotated = np.require(unrotated, self._families[family].dtype, ["C", "W"])
         count = positions.size
         plan = np.zeros((f.PLAN_FIELDS, count), np.int64)
         plan[f.SOURCE] = plan[f.TARGET] = np.arange(count)

@@ -15,6 +15,7 @@ import numpy as np
 from kvsim.errors import KvsimError, LayoutError
 from kvsim.layout import PLANES, KVLayout
 from kvsim.layout.families import ROW_TYPES, RowFamily, RowSpec, of_layout
+from kvsim.layout.kinds import integer
 from kvsim.paging import Geometry
 from kvsim.tensors.quantized import KINDS, coded_bytes
 from kvsim.tensors.rope import Rope, rope_of_facts
@@ -42,8 +43,9 @@ class CacheShape:
     def __post_init__(self) -> None:
         if self.planes not in PLANES:
             raise LayoutError(f"planes must be one of {', '.join(PLANES)}, not {self.planes!r}")
-        if self.max_positions < 1:
-            raise LayoutError(f"max_positions must be at least 1, not {self.max_positions}")
+        integer(self.max_positions, "max_positions", lowest=1)
+        if not self.families:
+            raise LayoutError("a cache needs a family of rows")
         layers = 1 + max(row.layer for family in self.families for row in family.rows)
         if len(self.ropes) not in (1, layers):
             raise LayoutError(f"one rope is needed, or {layers}, not {len(self.ropes)}")

@@ -115,6 +115,22 @@ def stream_moved(
 
 
 @_extending.intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address that will be read soon; any address may be given."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = _ir.IntType(8).as_pointer()
+        word = _ir.IntType(32)
+        kind = _ir.FunctionType(_ir.VoidType(), [byte, word, word, word])
+        call = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        where = builder.inttoptr(arguments[0], byte)
+        builder.call(call, [where, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return _nb.types.void(_nb.int64), generate
+
+
+@_extending.intrinsic
 def fence(typing_context: Any) -> Any:
     """Order all non-temporal stores before whatever is stored next."""
 

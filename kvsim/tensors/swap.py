@@ -90,6 +90,8 @@ def unpack(ledger: Ledger, store: ArrayStore, data: bytes) -> int:
     CeilingExceeded
         If its pages do not fit.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise SwapError(f"a swap file is bytes, not {type(data).__name__}")
     arrays = _read(ledger, store, bytes(data))
     tables = TableImage(*arrays[: len(_TABLES)])
     _check_positions(ledger, store, tables)

@@ -43,7 +43,7 @@ def test_the_default_proof_holds_and_prints_the_contracts_keys(default):
 def test_every_control_is_noticed_or_cannot_be(default):
     report = json.loads(default.out)
     names = {control["name"]: control["detected"] for control in report["controls"]}
-    assert len(names) == 7
+    assert len(names) == 9
     assert all(found in (True, "undetectable") for found in names.values())
     # These need no FMA, so nothing excuses them.
     for name in (
@@ -52,13 +52,22 @@ def test_every_control_is_noticed_or_cannot_be(default):
         "a stale destination after copy-on-write",
         "gathering in another order",
         "a span evicted after it was read",
+        "a store that drops the sign of zero",
+        "a store that drops a NaN's payload",
     ):
         assert names[name] is True
 
 
 def test_the_share_covered_is_said(default):
-    coverage = json.loads(default.out)["coverage"]
-    assert coverage["pairs_met"] == coverage["pairs"] > 2000
+    report = json.loads(default.out)
+    coverage = report["coverage"]
+    assert coverage["pairs"] > 2000
+    # Where nothing streams, pairs with that kernel are not met, and not said to be.
+    streams = report["kernel"] == "streaming"
+    assert (coverage["pairs_met"] == coverage["pairs"]) == streams
+    assert (coverage["streamed_rotations"] > 1000) == streams
+    assert report["sections"][3]["name"].startswith("whole cache lines, ")
+    assert report["sections"][3]["cases"] == 16
     assert coverage["product"] == matrix.size()
     assert coverage["product_share"] == coverage["product_run"] / coverage["product"]
 
@@ -104,6 +113,7 @@ def test_a_difference_exits_with_1_and_names_the_case():
         (("--seconds", "nan"), "--seconds must be at least 1, not nan"),
         (("--seconds", "inf"), "--seconds must be at least 1, not inf"),
         (("--seed", "-1"), "--seed must be at least 0, not -1"),
+        (("--case", "5", "--seconds", "9"), "--case runs one case alone"),
         (("--case", "-1"), "the matrix has cases 0 to"),
         (("--case", str(10**30)), "the matrix has cases 0 to"),
     ],
@@ -117,7 +127,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(words, said):
 
 
 def test_the_tables_of_a_whole_report(default, capsys):
-    from kvsim.cli.proof import print_proof
+    from kvsim.cli.proof import PRODUCT, print_proof
 
     report = json.loads(default.out)
     print_proof(report)
@@ -126,6 +136,9 @@ def test_the_tables_of_a_whole_report(default, capsys):
         assert text in shown
     assert f"{report['words_compared']:,}" in shown
     assert "Holds, with seed 3" in shown
+    assert "0 of its cases ran" not in shown
+    empty = {"cases": 0, "words_compared": 0, "words_differing": 0, "failures": 0}
+    report["sections"].append({"name": PRODUCT, **empty})
     report["gate"] = report["gate"] | {"status": "failed", "reason": "two FMA"}
     report["controls"][0]["detected"] = False
     report["holds"] = False
@@ -134,6 +147,8 @@ def test_the_tables_of_a_whole_report(default, capsys):
     print_proof(report)
     shown = capsys.readouterr().out
     for text in ("FMA gate FAILED: two FMA.", "NO", "DOES NOT HOLD", "FAILED case 9: differs"):
+        assert text in shown
+    for text in (PRODUCT, "0 of its cases ran"):
         assert text in shown
     assert "FAILED case 10" not in shown
     assert "and 20 further failures" in shown

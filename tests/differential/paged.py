@@ -24,6 +24,7 @@ from kvsim.errors import (
 from kvsim.paging import fields as f
 from kvsim.tensors.mapped import mapped_cache
 from kvsim.tensors.paged_cache import PagedCache
+from kvsim.tensors.proof.codes import Coded
 
 OUTSIDE = ((2**63, 1), (0, 2**63), (-(2**63) - 1, 1), (True, 1), (0, 1.0), (None, 1))
 ROOM_PAGES = 8
@@ -37,7 +38,7 @@ class PagedLockstep:
     shape : CacheShape
     page_tokens : int
     options : dict
-        Of PagedCache: scope, sets, compaction, unit, positions, append, order, layout, portable.
+        Of PagedCache: scope, sets, compaction, unit, positions, append, order, layout, keys ...
     ceiling : int
         Pages; 0 means none.
     mapped : bool
@@ -104,7 +105,7 @@ class PagedLockstep:
 
     def append(self, sequence, tokens):
         """Append tokens; past the rotation tables it must be refused. Returns whether it was."""
-        rows = rows_of(self.shape, tokens, self.rng, self.hard)
+        rows = rows_of(self.shape, tokens, self.rng, self.hard, self.cache.keys)
         truth = self.truths[sequence]
         last = truth.length() + tokens
         if last > MAX_POSITIONS or (self.renumbers and self.regime(last) != "short"):
@@ -305,7 +306,7 @@ class PagedLockstep:
         view = self.cache.view(sequence)
         if view.next_position < MAX_POSITIONS:
             ours = self.decoder.next_logits(view, token)
-            theirs = self.decoder.next_logits(numbering.caches[0], token)
+            theirs = self.decoder.next_logits(Coded(numbering.caches[0], self.cache.keys), token)
             assert np.array_equal(bits(ours), bits(theirs))
             self.note("logits")
 

@@ -6,6 +6,10 @@ import numpy as np
 
 from differential.paged_rows import bits
 from kvsim.errors import LedgerError
+from kvsim.tensors.proof.codes import stored_keys
+from kvsim.tensors.quantized import decode
+from kvsim.tensors.quantized_store import SCALES
+from kvsim.tensors.shape import key_parts
 
 
 def agree(step):
@@ -41,6 +45,9 @@ def agree_family(step, sequence, truth, family):
                 wanted[geometry.unit_set[number]][plane][:, offsets[row] : offsets[row + 1]]
                 for row, number in enumerate(numbers)
             ]
+            if plane == "K" and step.cache.keys != "float32":
+                specs = step.shape.families[family].rows
+                parts = [read_keys(step.cache.keys, *one) for one in zip(specs, parts, strict=True)]
             whole[plane] = np.hstack(parts)
         same(found, whole)
     # One unit after the other by itself; all of them where they cannot be read together.
@@ -52,7 +59,21 @@ def agree_family(step, sequence, truth, family):
             if offsets[row] < offsets[row + 1]:
                 span = slice(offsets[row], offsets[row + 1])
                 mine[plane] = np.ascontiguousarray(rows[plane][:, span])
+        if "K" in mine:
+            spec = step.shape.families[family].rows[row]
+            mine |= stored_keys(step.cache.keys, spec, mine["K"])
         same(stored, mine)
+
+
+def read_keys(keys, row, floats):
+    """Return float32 keys [n, elements] of one row as they are read through their codes."""
+    stored, found, first = stored_keys(keys, row, floats), np.empty_like(floats), 0
+    for number, width in enumerate(key_parts(row)):
+        part = slice(first, first + width)
+        scale = stored[SCALES][:, number] if SCALES in stored else None
+        found[:, part] = decode(keys, stored["K"][:, part], scale)
+        first += width
+    return found
 
 
 def key_columns(shape, family):
@@ -65,7 +86,7 @@ def key_columns(shape, family):
 
 
 def same(found, wanted):
-    """Assert that rows have the same planes, types and bits, in C order."""
+    """Assert that rows have the same planes, types and bits, in C order but for scales."""
     assert found.keys() == wanted.keys()
     for plane, array in found.items():
         assert array.dtype == wanted[plane].dtype

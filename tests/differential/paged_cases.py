@@ -21,8 +21,12 @@ CUTS = (
     ("layer", "layer"),
     ("sequence", "layer"),
     ("layer", "shared"),
+    ("head", "head"),
+    ("sequence", "head"),
 )
-PAGE_TOKENS = (4, 3, 2, 16, 1)
+PAGE_TOKENS = (4, 3, 2, 16, 1, 8, 32)
+# How rotated keys are kept; float32 more often, as all that moves rows by kernels needs it.
+KEYS = ("float32", "float32", "float32", "int8", "e4m3", "e4m3_scaled")
 
 TWO_THETAS = (Rope(8, 1e4), Rope(8, 1e6))
 # One rotation for both layers of a dense cache with keys of 8 elements, or one for each.
@@ -91,6 +95,7 @@ class Case(NamedTuple):
     layout: str = "page_major"
     portable: bool = False
     mapped: bool = False
+    keys: str = "float32"
     number: int = 0
 
 
@@ -103,12 +108,21 @@ def step_of(case, note=None):
     if case.family == "decoder":
         # The decoder reads all of a family's rows at once.
         sets = "shared"
+    elif (case.family, case.cut) == ("sparse", ("sequence", "head")):
+        # An index has no heads, and every table must hold as many sets as any other.
+        sets = "layer"
     tables = shape.geometry(scope, sets).scope_units
     ceiling = 0
     if case.spare is not None:
         ceiling = tables * (-(-case.tokens // case.page_tokens) + case.spare)
-    # A buffer holds the pages of one table or of all.
+    # Keys that are not stored are not encoded.
+    keys = "float32" if case.planes == "raw_only" else case.keys
+    # A buffer holds the pages of one table or of all, and buffers of codes are not mapped.
     mixed = case.layout == "page_major" and scope == "layer" and len(shape.families) > 1
+    mapped = case.mapped and ceiling and not mixed and scope != "head" and keys == "float32"
+    for path in (f"cut {scope} {sets}", f"pages of {case.page_tokens}", f"keys {keys}"):
+        if note is not None:
+            note(path)
     step = PagedLockstep(
         shape,
         case.page_tokens,
@@ -122,9 +136,10 @@ def step_of(case, note=None):
             "order": case.order,
             "layout": case.layout,
             "portable": case.portable,
+            "keys": keys,
         },
         ceiling=ceiling,
-        mapped=bool(case.mapped and ceiling and not mixed),
+        mapped=bool(mapped),
         seed=case.number,
         hard=case.family != "decoder",
         decoder=decoder(rotation) if case.family == "decoder" else None,

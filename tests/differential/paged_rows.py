@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvsim.tensors.quantized import has_scale
+
 # Small enough that a run reaches the end of the rotation tables now and then.
 MAX_POSITIONS = 48
 WORDS = np.array(
@@ -32,15 +34,15 @@ WIDE_WORDS = np.array(
         0xFFF8000000000123,
         0x7FF0000000000000,
         0x8000000000000000,
-        0x0000000000000001,
-        0x7E37E43C8800759C,  # 1e300
+        0x36A0000000000000,  # float32's least denormal
+        0x47EFFFFFE0000000,  # and its largest number: float64 rows hold float32 numbers
     ],
     np.uint64,
 )
 
 
-def rows_of(shape, tokens, rng, hard=True):
-    """Return rows of new tokens, as an append takes them."""
+def rows_of(shape, tokens, rng, hard=True, keys="float32"):
+    """Return rows of new tokens, as an append takes them; `keys` says how keys will be kept."""
     rows = []
     for family in shape.families:
         widths = {
@@ -49,7 +51,13 @@ def rows_of(shape, tokens, rng, hard=True):
         }
         rows.append(
             {
-                name: drawn((tokens, width), np.dtype(family.dtype), rng, hard)
+                name: drawn(
+                    (tokens, width),
+                    np.dtype(family.dtype),
+                    rng,
+                    hard,
+                    small=name == "k" and has_scale(keys),
+                )
                 for name, width in widths.items()
                 if width
             }
@@ -57,11 +65,16 @@ def rows_of(shape, tokens, rng, hard=True):
     return rows
 
 
-def drawn(size, dtype, rng, hard):
-    """Return numbers of a float type, one in sixteen of them a hard one."""
+def drawn(size, dtype, rng, hard, small=False):
+    """Return numbers of a float type, one in sixteen of them a hard one.
+
+    With `small` the hard ones are zeros and denormals: what is scaled has to be finite.
+    """
     array = rng.standard_normal(size, dtype=np.float32).astype(dtype)
     if hard:
         words = WORDS if dtype == np.float32 else WIDE_WORDS
+        if small:
+            words = words[np.abs(np.nan_to_num(words.view(dtype), nan=np.inf)) < 1]
         here = rng.random(size) < 1 / 16
         array.view(words.dtype)[here] = rng.choice(words, int(here.sum()))
     return array

@@ -18,6 +18,7 @@ from differential.cases import victims_of
 from differential.paged_cases import (
     CUTS,
     FAMILIES,
+    KEYS,
     NOTHING,
     PAGE_TOKENS,
     PLANES,
@@ -134,7 +135,7 @@ def case_of(number, draw):
         positions,
         family=draw.choice(FAMILIES),
         planes=draw.choice((PLANES[0], *PLANES)),
-        cut=("sequence", "layer") if finer else draw.choice(CUTS),
+        cut=("sequence", draw.choice(("layer", "head"))) if finer else draw.choice(CUTS),
         page_tokens=draw.choice(PAGE_TOKENS),
         spare=draw.choice((None, 1, 2, 4, 8)),
         tokens=draw.choice((9, 14, 23, 33)),
@@ -143,6 +144,7 @@ def case_of(number, draw):
         layout=draw.choice(("page_major", "layer_major")),
         portable=draw.random() < 0.3,
         mapped=draw.random() < 0.2,
+        keys=draw.choice(KEYS),
         number=number // len(ORDERINGS) + draw.randrange(64),
     )
 

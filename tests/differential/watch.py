@@ -12,6 +12,8 @@ from kvsim.errors import CeilingExceeded
 from kvsim.layout.families import ROW_TYPES
 from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
+from kvsim.tensors.quantized import has_scale
+from kvsim.tensors.shape import key_parts
 
 COUNTS = ("copied_rows", "copied_bytes", "survivors_rotated_rows")
 
@@ -94,6 +96,17 @@ def users(block, geometry):
     return np.flatnonzero(starts[1:] > starts[:-1])
 
 
+def row_bytes(shape, family, row, keys):
+    """Return the bytes of a row in all planes: a code has one, a scale four."""
+    element_bytes = ROW_TYPES[shape.families[family].dtype]
+    widths = row.widths(shape.planes)
+    if keys == "float32":
+        return element_bytes * sum(widths.values())
+    coded = widths.pop("K", 0)
+    scales = len(key_parts(row)) if has_scale(keys) else 0
+    return element_bytes * sum(widths.values()) + coded + 4 * scales
+
+
 class Receipts:
     """Checks the receipts of a paged cache.
 
@@ -114,11 +127,7 @@ class Receipts:
             [row.rope_dim > 0 for family in cache.shape.families for row in family.rows]
         )
         self.unit_bytes = np.array(
-            [
-                ROW_TYPES[cache.shape.families[at].dtype]
-                * sum(row.widths(cache.shape.planes).values())
-                for at, row in cache.shape.units
-            ]
+            [row_bytes(cache.shape, at, row, cache.keys) for at, row in cache.shape.units]
         )
         self.unit_scope = np.array(geometry.unit_scope)
         self.unit_member = np.array(
@@ -229,6 +238,7 @@ class Receipts:
             "evict moves rows": receipt.copied_rows,
             "evict frees pages": receipt.freed_pages,
             "evict holds more than before": receipt.newly_held_pages > receipt.freed_pages,
+            "evict encodes anew": receipt.survivors_rotated_rows and self.cache.keys != "float32",
             "evict rotates in place": receipt.survivors_rotated_rows > receipt.copied_rows,
         }
 

@@ -251,8 +251,8 @@ TENSORS = [
     Mutant(
         "a refusal without a receipt",
         "tensors/paged_cache.py",
-        "refusal.receipt = Receipt(first, last, exact=False, refused=str(refusal))",
-        "refusal.receipt = Receipt(first, last)",
+        "refusal.receipt = Receipt(begin, end, exact=False, refused=str(refusal))",
+        "refusal.receipt = Receipt(begin, end)",
         CACHE + "test_a_refusal_by_the_ceiling_says_why_in_its_receipt",
     ),
     # Swap files

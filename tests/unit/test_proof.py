@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from kvsim.tensors.proof.tally import Tally
 from kvsim.tensors.rope import rotate, tables
 
 SEED = 7
+DOCUMENT = Path(__file__).parents[2] / "docs" / "proof.md"
 #: A case of the matrix that forks, copies on write, renumbers, compacts and runs into ceilings.
 ONE = matrix.Case(
     family="dense",
@@ -133,12 +135,31 @@ def test_what_cannot_be_is_not_in_the_matrix():
         {"family": "glm_dsa", "rotation": "plain", "tables": "sets"},
         {"family": "glm_dsa", "rotation": "partial"},
         {"family": "mla", "rotation": "alibi"},
+        {"kernel": "streaming"},
+        {"kernel": "streaming", "family": "wide", "keys": "int8"},
+        {"kernel": "streaming", "family": "wide", "rotation": "partial"},
         {"span": "per_set"},
         {"span": "per_set", "tables": "sets", "compaction": "none"},
         {"forks": 0, "evicts": "child"},
     ):
         with pytest.raises(ValueError, match="does not allow"):
             matrix.number_of(ONE._replace(**wrong))
+
+
+def test_a_pair_with_an_idle_kernel_is_not_met(cover):
+    """A kernel that was asked for, moved nothing, and counts as covered."""
+    asked = [case for case in cover if case.kernel == "streaming"]
+    met = pairwise.pairs_met(asked, set(asked))
+    assert not met[matrix.NUMBERS["kernel", "streaming"]].any()
+    others = [at for at, (axis, _) in enumerate(matrix.VALUES) if axis != "kernel"]
+    assert np.array_equal(met[np.ix_(others, others)], pairwise.pairs_met(asked)[:, others][others])
+
+
+def test_the_documentation_counts_the_axes_and_the_product():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert len(matrix.AXES) == 21
+    assert "Twenty-one axes" in text
+    assert f"{matrix.size() / 1e9:.1f} thousand million cases" in text
 
 
 def test_numbers_and_cases_are_one_to_one():
@@ -272,8 +293,10 @@ def test_wide_rows_use_the_streaming_kernel(monkeypatch):
 
     monkeypatch.setattr(moving, "move_streaming", watched)
     wide = ONE._replace(family="wide", kernel="streaming")
-    assert run_case(wide, SEED).failures == []
-    assert sum(used) > 0
+    tally = run_case(wide, SEED)
+    assert tally.failures == []
+    assert sum(used) == tally.streamed_moves > tally.streamed_rotations > 0
+    assert moving.move_streaming is watched
     used.clear()
     assert run_case(wide._replace(kernel="portable"), SEED).failures == []
     assert used == []

@@ -14,7 +14,7 @@ from kvsim.layout.families import dense
 from kvsim.seeds import stream
 from kvsim.tensors.paged_cache import SequenceView
 from kvsim.tensors.proof import assembly
-from kvsim.tensors.proof.faults import Composing, Stale, no_page_looks_shared
+from kvsim.tensors.proof.faults import Composing, Rewriting, Stale, no_page_looks_shared
 from kvsim.tensors.proof.lockstep import Lockstep
 from kvsim.tensors.proof.quarantine import quarantined
 from kvsim.tensors.proof.shapes import Rows, decoder_of, rows_of
@@ -45,7 +45,10 @@ class Control(NamedTuple):
 def controls(seed: int) -> Iterator[Callable[[], Control]]:
     """Yield every control but that of the FMA gate, which comes with the gate."""
     for number, run in enumerate(
-        (composed, fastmath, skipped_cow, stale_destination, another_order, late_eviction)
+        (
+            *(composed, fastmath, skipped_cow, stale_destination, another_order, late_eviction),
+            *(unsigned_zeros, lost_payloads),
+        )
     ):
         yield _bound(run, seed, number)
 
@@ -187,4 +190,33 @@ def late_eviction(rng: np.random.Generator) -> Control:
         "a span evicted after it was read",
         seen.words_differing > 0,
         f"{seen.words_differing} of {seen.words_compared} words differ from never having seen it",
+    )
+
+
+def unsigned_zeros(rng: np.random.Generator) -> Control:
+    """A store that keeps -0.0 as 0.0, which is the same number and not the same bits."""
+    return _same_numbers("a store that drops the sign of zero", "zeros", rng)
+
+
+def lost_payloads(rng: np.random.Generator) -> Control:
+    """A store that keeps every NaN of V as one and the same."""
+    return _same_numbers("a store that drops a NaN's payload", "payloads", rng)
+
+
+def _same_numbers(name: str, what: str, rng: np.random.Generator) -> Control:
+    """Return whether other bits for the same numbers are noticed."""
+    both = Lockstep(rows_of("dense", "plain", "kv_raw"), 4, Tally(), rng, odd=True)
+    Rewriting(both.paged, what)
+    sequence = both.open()
+    both.append(sequence, 14)
+    ours, theirs = both.paged.rows(sequence)["V"], both.twins[sequence][0].rows()["V"]
+    seen = Tally()
+    seen.words("V", ours, theirs)
+    with np.errstate(invalid="ignore"):
+        same = bool(np.array_equal(ours, theirs, equal_nan=True))
+    return Control(
+        name,
+        seen.words_differing > 0 and same,
+        f"{seen.words_differing} of {seen.words_compared} words of V differ, "
+        f"{'no number does' if same else 'and numbers do'}",
     )

@@ -6,7 +6,7 @@ real store, and a ledger's refcounts are falsified for the length of one verb.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -51,6 +51,32 @@ class Between:
     def give_back(self, orders: Orders) -> None:
         """As the real store."""
         self.real.give_back(orders)
+
+
+class Rewriting(Between):
+    """Keeps the numbers of V and not their bits: zeros lose their sign, or NaN their payload.
+
+    Parameters
+    ----------
+    cache : PagedCache
+    what : {"zeros", "payloads"}
+    """
+
+    def __init__(self, cache: PagedCache, what: str) -> None:
+        super().__init__(cache)
+        self._what = what
+
+    def write(self, scope: int, slots: np.ndarray, rows: object) -> None:
+        """Write the rows with other bits for the same numbers."""
+        assert isinstance(rows, Mapping)
+        values = np.array(rows["V"], copy=True)
+        # As integers, so that nothing but what is meant changes.
+        bits = values.view(np.uint32)
+        if self._what == "zeros":
+            bits[bits == 0x80000000] = 0
+        else:
+            bits[(bits & 0x7FFFFFFF) > 0x7F800000] = 0x7FC00000
+        self.real.write(scope, slots, {**rows, "V": values})
 
 
 class Composing(Between):

@@ -50,7 +50,8 @@ class Case(NamedTuple):
         `clone` then, which goes on beside it; pages in `reserve` from before it.
     layout : str
     kernel : str
-        `streaming` (where the machine and the rows allow it) or `portable`.
+        `streaming`, only beside float32 rows that are whole cache lines and turn as a whole or
+        not at all (on a machine without it the plain kernel runs); or `portable`.
     pages : str
         Whether the pool was `churned` before, so that tables are not ascending, or is `straight`.
     reuse : str
@@ -185,7 +186,7 @@ def groups() -> tuple[Group, ...]:
         ("planes", "keys", "positions", "compaction", "unit", "append", "tables", "span"),
         _orders_meet,
     )
-    found = [_joined(rows, order), _group(("forks", "evicts"), _forks_meet)]
+    found = [_with_kernel(_joined(rows, order)), _group(("forks", "evicts"), _forks_meet)]
     grouped = {axis for group in found for axis in group.axes}
     found += [_group((axis,), lambda value: True) for axis in AXES if axis not in grouped]
     return tuple(found)
@@ -211,6 +212,27 @@ def _joined(rows: Group, order: Group) -> Group:
     is_glm = (every == NUMBERS["family", "glm_dsa"]).any(axis=1)
     in_sets = (every == NUMBERS["tables", "sets"]).any(axis=1)
     return Group(rows.axes + order.axes, every[~(is_glm & in_sets)])
+
+
+def streams(family: str, keys: str, rotation: str) -> bool:
+    """Tell whether rows are such that the streaming kernel moves them, planes on the heap."""
+    return family == "wide" and keys == "float32" and rotation not in ("interleaved", "partial")
+
+
+def _with_kernel(rows: Group) -> Group:
+    """Join the kernel: the plain one meets everything, the streaming one what it can move."""
+    at = [rows.axes.index(axis) for axis in ("family", "keys", "rotation")]
+    wanted = np.array(
+        [streams(*(str(VALUES[value][1]) for value in row)) for row in rows.combinations[:, at]]
+    )
+    parts = [
+        np.insert(found, found.shape[1], NUMBERS["kernel", kernel], axis=1)
+        for kernel, found in (
+            ("streaming", rows.combinations[wanted]),
+            ("portable", rows.combinations),
+        )
+    ]
+    return Group((*rows.axes, "kernel"), np.concatenate(parts))
 
 
 def size() -> int:

@@ -6,6 +6,8 @@ The cover is built greedily, in the manner of AETG (Cohen et al. 1997), without 
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 import numpy as np
 
 from kvsim.tensors.proof.matrix import NUMBERS, VALUES, Case, Group, groups, of_values
@@ -44,11 +46,18 @@ def cover() -> list[Case]:
     return found
 
 
-def pairs_met(cases: list[Case]) -> np.ndarray:
-    """Return which two values of different axes meet in these cases, bool [value, value]."""
+def pairs_met(cases: Iterable[Case], idle: Container[Case] = ()) -> np.ndarray:
+    """Return which two values of different axes meet in these cases, bool [value, value].
+
+    In idle ones the kernel that was asked for moved nothing, so that no value met it.
+    """
     met = np.zeros((len(VALUES), len(VALUES)), np.bool_)
     for case in cases:
-        values = [NUMBERS[pair] for pair in case._asdict().items()]
+        values = [
+            NUMBERS[pair]
+            for pair in case._asdict().items()
+            if pair[0] != "kernel" or case not in idle
+        ]
         met[np.ix_(values, values)] = True
     np.fill_diagonal(met, False)
     return met

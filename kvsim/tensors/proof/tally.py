@@ -18,6 +18,8 @@ class Tally:
     words_compared : int
         Elements whose bits were compared as integers.
     words_differing : int
+    streamed_cases, streamed_moves, streamed_rotations : int
+        Cases in which the streaming kernel moved something, its moves, and those that turned keys.
     failures : list of (case, what)
         Comparisons with a differing word, and facts that do not hold.
     """
@@ -25,6 +27,9 @@ class Tally:
     cases: int = 0
     words_compared: int = 0
     words_differing: int = 0
+    streamed_cases: int = 0
+    streamed_moves: int = 0
+    streamed_rotations: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
     case: str = ""
 
@@ -64,6 +69,9 @@ class Tally:
         self.cases += other.cases
         self.words_compared += other.words_compared
         self.words_differing += other.words_differing
+        self.streamed_cases += other.streamed_cases
+        self.streamed_moves += other.streamed_moves
+        self.streamed_rotations += other.streamed_rotations
         self.failures += other.failures
 
     @property
