@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.errors import LedgerError, MemoryRefused, VictimError
+from kvsim.errors import LedgerError, VictimError
 from kvsim.paging import append, compaction, eviction, steps
 from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
@@ -25,6 +25,8 @@ from kvsim.paging.store import CountingStore, Physical, Store
 
 ORDERS = {"fifo": f.FIFO, "lifo": f.LIFO}
 UNLIMITED = 2**31 - 2
+# A page of more tokens has sizes that no int64 holds; below it, memory decides.
+TOKENS_LIMIT = 2**53
 NOWHERE = np.empty((0, 0), np.int64)
 
 
@@ -68,7 +70,7 @@ class Ledger(Lives):
         physical_model: Physical | None = None,
         room_pages: int = 64,
     ) -> None:
-        page_tokens = whole("page_tokens", page_tokens, 1)
+        page_tokens = whole("page_tokens", page_tokens, 1, TOKENS_LIMIT)
         ceiling_pages = whole("ceiling_pages", ceiling_pages, 0)
         room_pages = whole("room_pages", room_pages, 1)
         if order not in ORDERS:
@@ -84,27 +86,21 @@ class Ledger(Lives):
         self._by_row = moves and self.ordering.unit == "row" and geometry.holder_sets > 0
         own_positions = self._by_row or (self.ordering.scattered and geometry.holder_sets > 0)
         position_rows = geometry.holder_sets if own_positions else 1
-        try:
-            self._arrays = memory.make(
-                page_tokens=page_tokens,
-                scopes=geometry.scopes_array(),
-                holder_sets=geometry.holder_sets,
-                position_sets=position_rows if self.ordering.stored else 0,
-                ceiling=ceiling_pages or UNLIMITED,
-                order=ORDERS[order],
-                reuse=self.ordering.append == "reuse_holes",
-                renumber=self.ordering.positions == "renumber"
-                and self.ordering.compaction == "none",
-                # Where no key turns, a changed position rewrites nothing.
-                renumber_writes=self.ordering.renumber_writes and any(geometry.unit_turns),
-                pages=room_pages,
-                # Segments are powers of two, and a table leaves smaller ones behind as it grows.
-                arena=4 * room_pages if room_pages > 64 else 64,
-            )
-        except MemoryError:
-            raise MemoryRefused(
-                f"a pool of {room_pages} pages of {page_tokens} tokens does not fit into memory"
-            ) from None
+        self._arrays = memory.make(
+            page_tokens=page_tokens,
+            scopes=geometry.scopes_array(),
+            holder_sets=geometry.holder_sets,
+            position_sets=position_rows if self.ordering.stored else 0,
+            ceiling=ceiling_pages or UNLIMITED,
+            order=ORDERS[order],
+            reuse=self.ordering.append == "reuse_holes",
+            renumber=self.ordering.positions == "renumber" and self.ordering.compaction == "none",
+            # Where no key turns, a changed position rewrites nothing.
+            renumber_writes=self.ordering.renumber_writes and any(geometry.unit_turns),
+            pages=room_pages,
+            # Segments are powers of two, and a table leaves smaller ones behind as it grows.
+            arena=4 * room_pages if room_pages > 64 else 64,
+        )
         self._scalars = self._arrays.scalars
         self.store.resize(int(self._scalars[f.PAGES]))
         if physical_model is not None:
@@ -360,16 +356,16 @@ class Ledger(Lives):
             self.physical_model.recount(*self._held_by())
 
 
-def whole(name: str, value: Any, lowest: int) -> int:
-    """Return a size as an int of 31 bits, or refuse it by its name."""
+def whole(name: str, value: Any, lowest: int, limit: int = UNLIMITED + 1) -> int:
+    """Return a size as an int in [lowest, limit), or refuse it by its name."""
     try:
         number = operator.index(value)
     except TypeError:
         raise LedgerError(f"{name} must be a whole number, not {value!r:.60}") from None
     if isinstance(value, bool) or number < lowest:
         raise LedgerError(f"{name} must be at least {lowest}, not {value!r:.60}")
-    if number > UNLIMITED:
-        raise LedgerError(f"{name} must be below {UNLIMITED + 1}, not {value!r:.60}")
+    if number >= limit:
+        raise LedgerError(f"{name} must be below {limit}, not {value!r:.60}")
     return number
 
 

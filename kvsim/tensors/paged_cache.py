@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvsim.errors import ExactnessRefused, LedgerError, RotationError
+from kvsim.errors import ExactnessRefused, LedgerError, MemoryRefused, RotationError
 from kvsim.paging import Ledger, Order, Receipt, evict_as_one, evict_span
 from kvsim.paging.spans import clamp, length
 from kvsim.paging.store import Physical
@@ -81,22 +81,27 @@ class PagedCache:
         self.store = make_store(
             shape, geometry, page_tokens, keys, layout=layout, memory=memory, portable=portable
         )
-        self.ledger = Ledger(
-            geometry,
-            page_tokens,
-            ceiling_pages=ceiling_pages,
-            order=order,
-            ordering=Order(
-                append=append,
-                compaction=compaction,
-                unit=unit,
-                positions=positions,
-                renumber_writes=shape.planes != "raw_only",
-            ),
-            store=self.store,
-            physical_model=physical_model,
-            room_pages=pages,
-        )
+        try:
+            self.ledger = Ledger(
+                geometry,
+                page_tokens,
+                ceiling_pages=ceiling_pages,
+                order=order,
+                ordering=Order(
+                    append=append,
+                    compaction=compaction,
+                    unit=unit,
+                    positions=positions,
+                    renumber_writes=shape.planes != "raw_only",
+                ),
+                store=self.store,
+                physical_model=physical_model,
+                room_pages=pages,
+            )
+        except MemoryError:
+            raise MemoryRefused(
+                f"a pool of {pages} pages of {page_tokens} tokens does not fit into memory"
+            ) from None
         self.read_rotated_rows_total = 0
         self._rotator = Rotator(shape, self.store.tables())
         self._given = given_columns(shape)

@@ -288,7 +288,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("make", "values"), BAD, ids=str)
+@pytest.mark.parametrize(
+    ("make", "values"), BAD, ids=lambda one: getattr(one, "__name__", str(one))
+)
 def test_bad_parameters(make, values):
     with pytest.raises(LedgerError):
         make(**values)

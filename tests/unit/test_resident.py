@@ -130,7 +130,7 @@ class Twins:
             }
             rows.append(
                 {
-                    name: self.rng.standard_normal((tokens, width), family.dtype)
+                    name: self.rng.standard_normal((tokens, width), np.float32).astype(family.dtype)
                     for name, width in widths.items()
                     if width
                 }

@@ -78,4 +78,5 @@ def stored_keys(kind: str, row: RowSpec, keys: np.ndarray) -> dict[str, np.ndarr
 
 def _narrow(keys: np.ndarray) -> np.ndarray:
     """Return keys as float32: those of a float64 family are float32 numbers already."""
-    return np.ascontiguousarray(keys, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(keys, np.float32)
