@@ -6,7 +6,6 @@ raises and leaves every array as it was.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvsim.paging.geometry import Geometry
 from kvsim.paging.lives import Lives
 from kvsim.paging.ordering import ALGORITHMS, Order
 from kvsim.paging.recount import recount
+from kvsim.paging.sizes import whole
 from kvsim.paging.store import CountingStore, Physical, Store
 
 ORDERS = {"fifo": f.FIFO, "lifo": f.LIFO}
@@ -71,8 +71,8 @@ class Ledger(Lives):
         room_pages: int = 64,
     ) -> None:
         page_tokens = whole("page_tokens", page_tokens, 1, TOKENS_LIMIT)
-        ceiling_pages = whole("ceiling_pages", ceiling_pages, 0)
-        room_pages = whole("room_pages", room_pages, 1)
+        ceiling_pages = whole("ceiling_pages", ceiling_pages, 0, UNLIMITED + 1)
+        room_pages = whole("room_pages", room_pages, 1, UNLIMITED + 1)
         if order not in ORDERS:
             raise LedgerError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
         self.geometry = geometry
@@ -354,19 +354,6 @@ class Ledger(Lives):
         recount(self._arrays, self.geometry)
         if self.physical_model is not None:
             self.physical_model.recount(*self._held_by())
-
-
-def whole(name: str, value: Any, lowest: int, limit: int = UNLIMITED + 1) -> int:
-    """Return a size as an int in [lowest, limit), or refuse it by its name."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise LedgerError(f"{name} must be a whole number, not {value!r:.60}") from None
-    if isinstance(value, bool) or number < lowest:
-        raise LedgerError(f"{name} must be at least {lowest}, not {value!r:.60}")
-    if number >= limit:
-        raise LedgerError(f"{name} must be below {limit}, not {value!r:.60}")
-    return number
 
 
 def _slot_numbers(slots: Any) -> np.ndarray:

@@ -57,4 +57,4 @@ def flush(ledger: Ledger, sequence: int) -> Flushed:
         ledger.next_position(sequence, scope) for scope in range(ledger.geometry.scope_units)
     )
     done = evict_as_one(ledger, sequence, victims, 0, last)
-    return Flushed(**done.as_dict(), prefill_tokens=max(map(len, victims)))  # type: ignore[arg-type]
+    return Flushed(**vars(done), prefill_tokens=max(map(len, victims)))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from kvsim.errors import LedgerError, MemoryRefused
 from kvsim.paging.physical.blocks import FREE, HELD, Blocks
-from kvsim.paging.physical.model import MIB, Figures, Meter, Parameters, parameter, whole
+from kvsim.paging.physical.model import MIB, Figures, Meter, Parameters, parameter
+from kvsim.paging.sizes import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class AsyncPool:
         MemoryRefused
             If the device has too little memory, even once the pool is trimmed. Nothing is changed.
         """
-        size_bytes = whole(size_bytes, "size_bytes", lowest=1)
+        size_bytes = whole("size_bytes", size_bytes, lowest=1)
         p = self.parameters
         rounded = -(-size_bytes // p.align_bytes) * p.align_bytes
         block = self._blocks.best(rounded)
@@ -117,7 +118,7 @@ class AsyncPool:
 
         As cudaMemPoolTrimTo does; it may end below `keep_bytes`, since a chunk goes back whole.
         """
-        whole(keep_bytes, "keep_bytes")
+        whole("keep_bytes", keep_bytes)
         given = 0
         parked = [block for block in self._blocks.free_blocks() if block.alone]
         for block in sorted(parked, key=lambda block: -block.address):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from kvsim.errors import LedgerError, MemoryRefused
 from kvsim.paging.physical.blocks import FREE, HELD, UNMAPPED, Block, Blocks
-from kvsim.paging.physical.model import MIB, Figures, Meter, Parameters, parameter, whole
+from kvsim.paging.physical.model import MIB, Figures, Meter, Parameters, parameter
+from kvsim.paging.sizes import whole
 
 _SOURCE = "PyTorch: CUDACachingAllocator, {}"
 # Address space of an expandable segment; far more than any device has, and never mapped whole.
@@ -127,7 +128,7 @@ class CachingAllocator:
             If the device has too little memory, even once the cache is emptied. Nothing is
             changed.
         """
-        size_bytes = whole(size_bytes, "size_bytes", lowest=1)
+        size_bytes = whole("size_bytes", size_bytes, lowest=1)
         rounded = self.rounded(size_bytes)
         blocks = self._small if self._is_small(rounded) else self._large
         block = self._cached(blocks, rounded)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvsim.errors import LedgerError, MemoryRefused
-from kvsim.paging.physical.model import Figures, Meter, Parameters, parameter, whole
+from kvsim.paging.physical.model import Figures, Meter, Parameters, parameter
+from kvsim.paging.sizes import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class Contiguous:
             If the sequence would pass its reservation. Nothing is changed.
         """
         one = self._of(sequence)
-        tokens = whole(tokens, "tokens")
+        tokens = whole("tokens", tokens)
         if one.written + tokens > self.parameters.max_tokens:
             most = self.parameters.max_tokens
             raise MemoryRefused(f"{one.written} + {tokens} tokens pass a reservation of {most}")
@@ -104,7 +105,7 @@ class Contiguous:
             If fewer are live. Nothing is changed.
         """
         one = self._of(sequence)
-        tokens = whole(tokens, "tokens")
+        tokens = whole("tokens", tokens)
         if tokens > one.live:
             raise LedgerError(f"cannot evict {tokens} of {one.live} live tokens")
         one.live -= tokens

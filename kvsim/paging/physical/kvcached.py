@@ -17,8 +17,8 @@ from kvsim.paging.physical.model import (
     Parameters,
     TakenPages,
     parameter,
-    whole,
 )
+from kvsim.paging.sizes import whole
 
 EXTENT_UNIT_BYTES = 2 * MIB
 
@@ -194,7 +194,7 @@ class Kvcached:
         LedgerError
             If that is more than there are.
         """
-        if whole(limit_extents, "limit_extents") > self.extents:
+        if whole("limit_extents", limit_extents) > self.extents:
             raise LedgerError(f"there are {self.extents} extents, not {limit_extents}")
         self.limit_extents = limit_extents
 
@@ -212,7 +212,7 @@ class Kvcached:
         CeilingExceeded
             If fewer pages are free under the limit. Nothing is changed.
         """
-        count = whole(count, "count")
+        count = whole("count", count)
         fresh: list[int] = []
         if count > self._free_pages:
             # Looked at only here: the list of unmapped extents is long, and this is rare.
@@ -326,7 +326,7 @@ class Kvcached:
         LedgerError
             If a page is not taken or named twice.
         """
-        count = whole(count, "count")
+        count = whole("count", count)
         cached = self._taken.to_let_go(cached)
         found: list[int] = []
         if page_aligned:

@@ -7,16 +7,14 @@ keeps is still taken, since its memory cannot be used for anything else.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from kvsim.errors import LedgerError
+from kvsim.paging.sizes import whole
 
 MIB = 2**20
-
-_LIMIT = 2**62
 
 
 class Figures(NamedTuple):
@@ -94,17 +92,6 @@ def parameter(
     return field(default=default, metadata=metadata)
 
 
-def whole(value: Any, name: str, lowest: int = 0) -> int:
-    """Return `value` as an int of at least `lowest`, or refuse it with a LedgerError."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not lowest <= number < _LIMIT:
-        raise LedgerError(f"{name} must be an integer of at least {lowest}, not {value!r:.60}")
-    return number
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
     """Parameters of a model: integers with a lowest value, switches, or one of some words.
@@ -128,7 +115,7 @@ class Parameters:
                     raise LedgerError(f"{each.name} must be true or false, not {value!r:.60}")
             else:
                 object.__setattr__(
-                    self, each.name, whole(value, each.name, each.metadata["lowest"])
+                    self, each.name, whole(each.name, value, each.metadata["lowest"])
                 )
 
 
@@ -204,7 +191,7 @@ class TakenPages:
 
     def _ids(self, pages: Iterable[int], verb: str, taken: bool) -> list[int]:
         """Return the ids once all are known to be `taken` or not, and to differ."""
-        ids = [whole(page, "a page id") for page in pages]
+        ids = [whole("a page id", page) for page in pages]
         size = len(self._taken)
         for page in ids:
             if not self.null_pages <= page < size:

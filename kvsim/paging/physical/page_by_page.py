@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsim.errors import LedgerError
-from kvsim.paging.physical.model import ByteModel, Figures, TakenPages, whole
+from kvsim.paging.physical.model import ByteModel, Figures, TakenPages
+from kvsim.paging.sizes import whole
 
 
 class PageByPage:
@@ -27,8 +28,8 @@ class PageByPage:
 
     def __init__(self, model: ByteModel, pages: int, page_bytes: int) -> None:
         self.model = model
-        self.page_bytes = whole(page_bytes, "page_bytes", lowest=1)
-        self._taken = TakenPages(whole(pages, "pages", lowest=1), 0)
+        self.page_bytes = whole("page_bytes", page_bytes, lowest=1)
+        self._taken = TakenPages(whole("pages", pages, lowest=1), 0)
         self._address: dict[int, int] = {}
 
     def take(self, pages: Sequence[int]) -> None:

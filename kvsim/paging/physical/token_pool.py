@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.errors import CeilingExceeded, LedgerError
-from kvsim.paging.physical.model import Figures, Meter, Parameters, TakenPages, parameter, whole
+from kvsim.paging.physical.model import Figures, Meter, Parameters, TakenPages, parameter
+from kvsim.paging.sizes import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class TokenPool:
         CeilingExceeded
             If fewer are free. Nothing is changed.
         """
-        whole(count, "count")
+        whole("count", count)
         if count > len(self._free):
             raise CeilingExceeded("allocate", count, len(self._free))
         slots = [slot for slot, _ in zip(self._free, range(count), strict=False)]

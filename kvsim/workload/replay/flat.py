@@ -7,6 +7,8 @@ gives what feeding it whole gives.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from kvsim.errors import WorkloadError
@@ -25,7 +27,7 @@ def grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:
     return larger
 
 
-class Flat:
+class Flat(ABC):
     """A flat policy's state.
 
     Parameters
@@ -76,8 +78,9 @@ class Flat:
             raise WorkloadError(f"more than {MOST_PAGES} distinct blocks")
         self._replay(numbers, self._number.size)
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (most policies have nothing to end)
         """Say that the stream has ended, for a policy that must know it whole."""
 
+    @abstractmethod
     def _replay(self, ids: np.ndarray, size: int) -> None:
-        raise NotImplementedError
+        """Replay numbered blocks, of which there are so many, and count."""

@@ -7,6 +7,8 @@ requests from `measured_from` on are counted, in blocks and in tokens.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from kvsim.errors import WorkloadError
@@ -29,7 +31,7 @@ def count(sizes, begin, end, hit, scalars):
             scalars[HIT_TOKENS] += sizes[i]
 
 
-class Trie:
+class Trie(ABC):
     """A prefix policy's state.
 
     Parameters
@@ -76,11 +78,12 @@ class Trie:
         self._replay(nodes, starts, sizes, self._chains.count)
         self._scalars[REQUESTS] += starts.size - 1
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (most policies have nothing to end)
         """Say that the stream has ended, for a policy that must know it whole."""
 
+    @abstractmethod
     def _replay(self, nodes: np.ndarray, starts: np.ndarray, sizes: np.ndarray, count: int) -> None:
-        raise NotImplementedError
+        """Replay numbered blocks, of which there are so many, and count."""
 
     @property
     def hits(self) -> int:

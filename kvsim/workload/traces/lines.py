@@ -7,10 +7,11 @@ memory, and a line has a largest length, so that a file of one endless line is r
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from kvsim.errors import WorkloadError
 
@@ -26,7 +27,7 @@ class Line(NamedTuple):
     text: str | None
 
 
-def _raw_lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     while True:
         try:
@@ -57,8 +58,8 @@ def read_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
-        stream = gzip.GzipFile(fileobj=file) if packed else file
-        for number, raw in _raw_lines(stream, path.name):  # type: ignore[arg-type]
+        stream: io.BufferedIOBase = gzip.GzipFile(fileobj=file) if packed else file
+        for number, raw in _raw_lines(stream, path.name):
             try:
                 text = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError:

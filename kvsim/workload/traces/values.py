@@ -152,8 +152,10 @@ def id_list(record: Mapping[str, Any], key: str, distinct: bool = True) -> np.nd
         found = np.array(value, dtype=np.int64)
     except OverflowError:
         raise BadRecord(f"{key} has an id outside 64 bits") from None
-    if distinct and len(set(value)) != len(value):
+    if distinct:
         seen: set[int] = set()
-        twice = next(one for one in value if one in seen or seen.add(one))  # type: ignore[func-returns-value]
-        raise BadRecord(f"{key} has the id {twice} twice in one request")
+        for one in value:
+            if one in seen:
+                raise BadRecord(f"{key} has the id {one} twice in one request")
+            seen.add(one)
     return found
