@@ -358,7 +358,10 @@ class Ledger(Lives):
 
 def _slot_numbers(slots: Any) -> np.ndarray:
     """Return a victim list as int64; a mask or a fraction is no slot number."""
-    array = np.asarray(slots)
+    try:
+        array = np.asarray(slots)
+    except ValueError:
+        raise VictimError("victims must be a list of slot numbers, not lists of lists") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise VictimError(
             f"victims must be a list of slot numbers, not {array.dtype} {array.shape}"

@@ -14,10 +14,6 @@ from kvsim.tensors import lanes as n
 from kvsim.tensors import streaming
 from kvsim.tensors.streaming import fence, prefetch, stream, stream_moved, stream_rotated
 
-#: How far ahead a rotation in place asks for its rows: the machine does not by itself follow them
-#: from one page of memory into the next.
-AHEAD_BYTES = 2048
-
 #: What a rotation stores where the machine makes a NaN: its sign and payload never leak.
 CANONICAL_NAN = np.array([streaming.CANONICAL_NAN_BITS], np.uint32).view(np.float32)[0]
 
@@ -116,6 +112,8 @@ def stream_keys(key, raw, plan, moves, lanes, starts, sets, cosines, sines, at, 
         moved = source != target
         key_from, key_to = keys + source * key_bytes, keys + target * key_bytes
         raw_from, raw_to = raws + source * raw_bytes, raws + target * raw_bytes
+        # The machine follows rows by itself within a page of memory, and not to the next slot.
+        raw_next = raws + plan[f.SOURCE, min(move + 1, moves - 1)] * raw_bytes
         for index in range(first, last):
             near = 4 * lanes[index, n.KEY_AT]
             far = 4 * lanes[index, n.RAW_AT]
@@ -137,8 +135,8 @@ def stream_keys(key, raw, plan, moves, lanes, starts, sets, cosines, sines, at, 
                         )
                 else:
                     for byte in range(0, half, line):
-                        prefetch(raw_from + far + byte + AHEAD_BYTES)
-                        prefetch(raw_from + far + byte + half + AHEAD_BYTES)
+                        prefetch(raw_next + far + byte)
+                        prefetch(raw_next + far + byte + half)
                         stream_rotated(
                             key_to + near + byte,
                             raw_from + far + byte,

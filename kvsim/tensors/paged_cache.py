@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvsim.errors import ExactnessRefused, LedgerError, MemoryRefused, RotationError
+from kvsim.errors import (
+    ExactnessRefused,
+    LedgerError,
+    MemoryRefused,
+    RotationError,
+    VictimError,
+)
 from kvsim.paging import Ledger, Order, Receipt, evict_as_one, evict_span
 from kvsim.paging.spans import clamp, length
 from kvsim.paging.store import Physical
@@ -216,8 +222,10 @@ class PagedCache:
             As in `evict_span`.
         """
         self.ledger.sequence_is_open(sequence)
-        lists = list(victims)
         try:
+            if not isinstance(victims, Iterable):
+                raise VictimError(f"victims are a list for each set, not {victims!r:.60}")
+            lists = list(victims)
             if self.recurrent_layers:
                 raise ExactnessRefused(
                     f"recurrent state cannot forget a token: layers {list(self.recurrent_layers)}"

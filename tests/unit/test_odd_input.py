@@ -6,7 +6,14 @@ import pytest
 from realrows import TINY, Pair, refused, shape
 from spliced import drawn
 
-from kvsim.errors import KvsimError, LayoutError, LedgerError, MemoryRefused, SwapError
+from kvsim.errors import (
+    KvsimError,
+    LayoutError,
+    LedgerError,
+    MemoryRefused,
+    SwapError,
+    VictimError,
+)
 from kvsim.layout import families
 from kvsim.paging import Ledger, single
 from kvsim.tensors.memory import HeapMemory
@@ -106,6 +113,12 @@ def test_families_and_units_that_are_not_there_are_refused():
 def test_rows_that_are_none_are_refused(rows):
     pair = Pair(7)
     refused(LedgerError, pair.cache, pair.cache.append, pair.first, rows)
+
+
+@pytest.mark.parametrize("victims", [None, 3, [[[1], [1, 2]]], [["a"]], [[0.5]]])
+def test_victims_that_are_none_are_refused(victims):
+    pair = Pair(7)
+    refused(VictimError, pair.cache, pair.cache.evict, pair.first, victims)
 
 
 @pytest.mark.parametrize("data", [None, "kvsimswp", 7])
