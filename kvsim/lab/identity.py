@@ -10,13 +10,17 @@ import functools
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from kvsim.errors import LayoutError, PolicyError
 from kvsim.lab.scenario import Scenario
+from kvsim.lab.studies.study import TABLES, find
 from kvsim.layout import catalogue_names
 from kvsim.paging.version import MODEL_VERSION
 from kvsim.policies import registry
 from kvsim.workload.recorded import locate
+
+WITHOUT_A_FILE = ("synthetic", "extents", "quarantine")
 
 
 @functools.lru_cache(maxsize=64)
@@ -40,7 +44,7 @@ def files(scenario: Scenario) -> dict[str, Path]:
         If one is missing.
     """
     named = {}
-    if scenario.workload.kind != "synthetic":
+    if scenario.workload.kind not in WITHOUT_A_FILE:
         named["workload.path"] = locate(scenario.workload.path)
     if scenario.layout not in catalogue_names() and Path(scenario.layout).is_file():
         named["layout"] = Path(scenario.layout)
@@ -60,16 +64,26 @@ def run_id(scenario: Scenario) -> str:
     rows of this one.
     """
     canonical = scenario.flat()
-    if scenario.workload.kind == "synthetic":
+    if scenario.workload.kind in WITHOUT_A_FILE:
         del canonical["workload.path"]
+    study = find(scenario.workload.kind)
+    if study is not None:
+        canonical = study.keys(canonical)
+    else:
+        canonical = {k: v for k, v in canonical.items() if k.partition(".")[0] not in TABLES}
     if scenario.workload.kind == "recorded":
         # A recording leaves nothing for the synthetic process to say.
         canonical = {k: v for k, v in canonical.items() if not k.startswith("process.")}
-    policy = registry.build(scenario.policy.name, dict(scenario.policy.parameters))
-    for field in dataclasses.fields(policy):
-        # Defaults included, so that a changed default is another run.
-        canonical[f"policy.{field.name}"] = getattr(policy, field.name)
+    if study is None or "policy." in study.concerns:
+        canonical |= _policy(scenario)
     for key, path in files(scenario).items():
         canonical[key] = f"sha256:{file_digest(path)}"
     text = json.dumps({"model": MODEL_VERSION, **canonical}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _policy(scenario: Scenario) -> dict[str, Any]:
+    """Return every parameter of the policy, defaults included: a changed default is another run."""
+    policy = registry.build(scenario.policy.name, dict(scenario.policy.parameters))
+    fields = dataclasses.fields(policy)
+    return {f"policy.{field.name}": getattr(policy, field.name) for field in fields}

@@ -13,6 +13,7 @@ from kvsim.eviction import EvictionLoop
 from kvsim.lab import physical, row, setup
 from kvsim.lab.identity import run_id
 from kvsim.lab.scenario import Scenario
+from kvsim.lab.studies.study import Study, find
 from kvsim.layout import load_layout
 from kvsim.policies import build, short_name
 
@@ -38,8 +39,12 @@ def check(scenario: Scenario) -> None:
     KvsimError
         If the scenario, a file that it names or its policy cannot be used.
     """
+    study = find(scenario.workload.kind)
     with _no_exit(scenario):
-        setup.understand(scenario)
+        if study is None:
+            setup.understand(scenario)
+        else:
+            study.check(scenario)
 
 
 def _keep(maps: Maps, stage: str, loop: EvictionLoop) -> None:
@@ -120,6 +125,9 @@ def run(
     """
     maps = {} if maps is None else maps
     measured = {} if measured is None else measured
+    study = find(scenario.workload.kind)
+    if study is not None:
+        return _studied(scenario, study, measured)
     with _no_exit(scenario):
         parts = setup.understand(scenario)
         head = _head(scenario, parts.whole.name)
@@ -138,6 +146,22 @@ def run(
         prompts = workload.sequences * (1 + workload.forks)
         appended = None if workload.kind == "requests" else columns.get("tokens")
         head["budget_fraction"] = scenario.budget.tokens * prompts / appended if appended else None
+    return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
+
+
+def _studied(scenario: Scenario, study: Study, measured: Measured) -> dict[str, Any]:
+    """Return the row of a run that is not a token loop."""
+    with _no_exit(scenario):
+        study.check(scenario)
+        head = {**_head(scenario, load_layout(scenario.layout).name), **study.settings(scenario)}
+        columns: dict[str, Any] = dict.fromkeys(row.MEASURED)
+        outcome, reason = "completed", ""
+        try:
+            columns |= study.run(scenario, measured)
+        except (Infeasible, CeilingExceeded) as refusal:
+            outcome, reason = "infeasible", str(refusal)
+        except NotApplicable as refusal:
+            outcome, reason = "not_applicable", str(refusal)
     return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from kvsim.lab.keys import choice, count, number
+from kvsim.lab.studies.extents_keys import ExtentStudy
+from kvsim.lab.studies.quarantine_keys import QuarantineStudy
+from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
-
-
-def _choice(default: str, *others: str) -> Any:
-    """Return a field whose value must be one of these; the default comes first."""
-    return field(default=default, metadata={"choices": (default, *others)})
-
-
-def _count(default: int, least: int = 0) -> Any:
-    """Return a field that must be an integer of at least `least`."""
-    return field(default=default, metadata={"least": least})
 
 
 @dataclass(frozen=True)
@@ -33,9 +27,9 @@ class Pages:
         Where a new token goes.
     """
 
-    tokens: int = _count(16, 1)
-    scope: str = _choice("sequence", "group", "layer", "head")
-    append: str = _choice("tail", "reuse_holes")
+    tokens: int = count(16, 1)
+    scope: str = choice("sequence", "group", "layer", "head")
+    append: str = choice("tail", "reuse_holes")
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,9 @@ class Pool:
         Which free page is taken first.
     """
 
-    ceiling_pages: int = _count(0)
-    ceiling_bytes: int = _count(0)
-    order: str = _choice("fifo", "lifo")
+    ceiling_pages: int = count(0)
+    ceiling_bytes: int = count(0)
+    order: str = choice("fifo", "lifo")
 
 
 @dataclass(frozen=True)
@@ -83,11 +77,11 @@ class Selection:
         Newest and oldest tokens that always stay.
     """
 
-    granularity: str = _choice("token", "window", "page", "page_completion")
-    sets: str = _choice("shared", "layer", "head")
-    window_tokens: int = _count(16, 1)
-    protect_recent: int = _count(64)
-    protect_sinks: int = _count(0)
+    granularity: str = choice("token", "window", "page", "page_completion")
+    sets: str = choice("shared", "layer", "head")
+    window_tokens: int = count(16, 1)
+    protect_recent: int = count(64)
+    protect_sinks: int = count(0)
 
 
 @dataclass(frozen=True)
@@ -106,10 +100,10 @@ class Budget:
         Length of a chunk under `when = "chunk"`, at most the prompt's.
     """
 
-    fraction: float = field(default=0.5, metadata={"above": 0.0, "most": 1.0})
-    tokens: int = _count(0)
-    when: str = _choice("prefill_end", "chunk", "step")
-    chunk_tokens: int = _count(0)
+    fraction: float = number(0.5, 0.0, 1.0)
+    tokens: int = count(0)
+    when: str = choice("prefill_end", "chunk", "step")
+    chunk_tokens: int = count(0)
 
 
 @dataclass(frozen=True)
@@ -121,9 +115,9 @@ class Compaction:
     algorithm, unit, positions : str
     """
 
-    algorithm: str = _choice("none", "rebuild", "forward", "hole_fill")
-    unit: str = _choice("slot", "row")
-    positions: str = _choice("keep", "renumber")
+    algorithm: str = choice("none", "rebuild", "forward", "hole_fill")
+    unit: str = choice("slot", "row")
+    positions: str = choice("keep", "renumber")
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,9 @@ class Workload:
     Attributes
     ----------
     kind : str
-        A recording; the synthetic attention process; or the process for requests that arrive.
+        A recording; the synthetic attention process; the process for requests that arrive. Or a
+        study: a serving engine under a recorded trace or under requests by chance, an eviction of
+        cached pages over extents, the removal of a span.
     path : str
         A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
         lengths.
@@ -153,15 +149,17 @@ class Workload:
         Their mean rate, Poisson.
     """
 
-    kind: str = _choice("recorded", "synthetic", "requests")
+    kind: str = choice(
+        "recorded", "synthetic", "requests", "trace", "poisson", "extents", "quarantine"
+    )
     path: str = "package:smollm2-135m-4096-reduced"
-    sequences: int = _count(1, 1)
-    forks: int = _count(0)
+    sequences: int = count(1, 1)
+    forks: int = count(0)
     forks_evict: bool = True
-    tokens: int = _count(4096, 1)
-    decode_tokens: int = _count(0)
-    requests: int = _count(100, 1)
-    rate_per_s: float = field(default=1.0, metadata={"above": 0.0, "most": 1e9})
+    tokens: int = count(4096, 1)
+    decode_tokens: int = count(0)
+    requests: int = count(100, 1)
+    rate_per_s: float = number(1.0, 0.0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -182,12 +180,12 @@ class Store:
         has one of 2 MiB then.
     """
 
-    kind: str = _choice("counting", "array")
-    planes: str = _choice("kv", "kv_raw", "raw_only")
-    element_bytes: int = _count(2, 1)
-    memory: str = _choice("heap", "mapped")
-    plane_layout: str = _choice("page_major", "layer_major")
-    extent_bytes: int = _count(0)
+    kind: str = choice("counting", "array")
+    planes: str = choice("kv", "kv_raw", "raw_only")
+    element_bytes: int = count(2, 1)
+    memory: str = choice("heap", "mapped")
+    plane_layout: str = choice("page_major", "layer_major")
+    extent_bytes: int = count(0)
 
 
 @dataclass(frozen=True)
@@ -205,6 +203,11 @@ class Record:
 
 
 PROCESS = Process()
+SERVING = Serving()
+PREFIX = Prefix()
+MEMORY = Memory()
+EXTENTS = ExtentStudy()
+QUARANTINE = QuarantineStudy()
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class Scenario:
         Parameters of the synthetic attention process.
     """
 
-    seed: int = _count(7)
+    seed: int = count(7)
     layout: str = "SmolLM2-135M"
     pages: Pages = Pages()
     pool: Pool = Pool()
@@ -232,6 +235,11 @@ class Scenario:
     process: Process = PROCESS
     store: Store = Store()
     record: Record = Record()
+    serving: Serving = SERVING
+    prefix: Prefix = PREFIX
+    memory: Memory = MEMORY
+    extents: ExtentStudy = EXTENTS
+    quarantine: QuarantineStudy = QUARANTINE
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""
