@@ -25,7 +25,7 @@ class Arrays(NamedTuple):
     tables : int64 [table, TABLE_FIELDS + position rows]
         One row per (sequence, scope unit).
     pages : int32 [PAGE_FIELDS, page + 1]
-        Refcount, queue links, state and owner; the last column is the queue's sentinel.
+        Refcount, queue links, state, owner and key; the last column is the queue's sentinel.
     entries : int32 [2, arena]
         All block tables, as segments of one arena: page or -1, and dead slots.
     dead : uint8 [arena * page_tokens]
@@ -113,7 +113,7 @@ def grow_pages(arrays: Arrays, pages: int) -> np.ndarray:
     new[f.STATE, pages] = SENTINEL_STATE
     links = new[f.PREVIOUS : f.NEXT + 1]
     if before:
-        queued = new[f.STATE, :before] != f.HELD_PAGE
+        queued = np.isin(new[f.STATE, :before], (f.FREE_PAGE, f.CACHED_PAGE))
         for link in links:
             link[:before][queued & (link[:before] == before)] = pages
         first, last = int(old[f.NEXT, before]), int(old[f.PREVIOUS, before])

@@ -37,7 +37,11 @@ REUSE = 27  # 1 if a new token may take a dead slot
 RENUMBER = 28  # 1 if evict renumbers; a compaction that renumbers leaves it at 0
 RENUMBER_WRITES = 29  # 1 if a changed position rewrites a stored key, hence copies on write
 FAMILIES = 30  # families of forks so far; a number used again begins a new one
-CLASS = 31  # 32 heads of the arena's free lists: segments of 2**k entries
+CACHED = 31  # pages that nobody holds and whose key is still known
+PARKED = 32  # pages that are out of the pool: the ceiling was lowered below them
+REVIVED_TOTAL = 33  # cached pages that were taken up again by a prefix hit
+RECLAIMED_TOTAL = 34  # cached pages that lost their key because their memory was needed
+CLASS = 35  # 32 heads of the arena's free lists: segments of 2**k entries
 SCALARS = CLASS + 32
 
 # tables, int64 [table, field]; table = sequence * units + scope unit.
@@ -65,7 +69,8 @@ PREVIOUS = 1
 NEXT = 2
 STATE = 3
 OWNER = 4  # the scope unit that the page serves, while it is held
-PAGE_FIELDS = 5
+KEY = 5  # 1 + the key of the content that a prefix index may serve from it, or 0
+PAGE_FIELDS = 6
 
 FREE_PAGE = 0
 HELD_PAGE = 1
@@ -76,7 +81,7 @@ FIFO = 0
 LIFO = 1
 
 # entries, int32 [field, arena].
-PAGE = 0  # the page, or -1: a null entry
+PAGE = 0  # the page, or -1: a null entry; -2: its rows are in host memory
 DEAD_IN = 1  # dead slots of this entry that lie below the cursor
 
 # scopes, int64 [scope unit, field]: held pages, then four columns a set.

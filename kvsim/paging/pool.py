@@ -22,10 +22,10 @@ def unlink(pages, page):
 
 
 @kernel
-def enqueue(scalars, pages, page):
-    """Put a page into the queue: at the tail under FIFO, at the head under LIFO."""
+def enqueue(scalars, pages, page, at_head):
+    """Put a page into the queue."""
     sentinel = scalars[f.PAGES]
-    if scalars[f.ORDER] == f.LIFO:
+    if at_head:
         before = sentinel
         after = np.int64(pages[f.NEXT, sentinel])
     else:
@@ -42,6 +42,11 @@ def allocate(scalars, pages, scopes, scope):
     """Take the page at the head of the queue. The caller has checked that there is one."""
     page = np.int64(pages[f.NEXT, scalars[f.PAGES]])
     unlink(pages, page)
+    if pages[f.KEY, page]:
+        # A page that waited for a hit: whoever looks its key up finds another one here now.
+        pages[f.KEY, page] = 0
+        scalars[f.CACHED] -= 1
+        scalars[f.RECLAIMED_TOTAL] += 1
     pages[f.REFCOUNT, page] = 1
     pages[f.STATE, page] = f.HELD_PAGE
     pages[f.OWNER, page] = scope
@@ -80,12 +85,20 @@ def page_for(scalars, tables, pages, scopes, table):
 
 @kernel
 def let_go(scalars, pages, scopes, scope, page, flow):
-    """Drop one reference; at 0 the page is freed and `flow` counts it."""
+    """Drop one reference; at 0 the page is freed and `flow` counts it.
+
+    With a key it stays cached, at the queue's tail; without one it goes where ORDER says.
+    """
     left = np.int64(pages[f.REFCOUNT, page]) - 1
     pages[f.REFCOUNT, page] = left
     if left == 0:
-        pages[f.STATE, page] = f.FREE_PAGE
         scalars[f.HELD] -= 1
         scalars[flow] += 1
         scopes[scope, f.HELD_IN] -= 1
-        enqueue(scalars, pages, page)
+        if pages[f.KEY, page]:
+            pages[f.STATE, page] = f.CACHED_PAGE
+            scalars[f.CACHED] += 1
+            enqueue(scalars, pages, page, False)
+        else:
+            pages[f.STATE, page] = f.FREE_PAGE
+            enqueue(scalars, pages, page, scalars[f.ORDER] == f.LIFO)

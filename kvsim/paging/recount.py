@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import LedgerError
 from kvsim.paging import fields as f
-from kvsim.paging.arrays import Arrays
+from kvsim.paging.arrays import SENTINEL_STATE, Arrays
 from kvsim.paging.geometry import Geometry
 from kvsim.paging.samples import count_slots
 
@@ -95,9 +95,9 @@ def _check_positions(arrays: Arrays, table: int, base: int, cursor: int, dead: n
 
 
 def _check_queue(arrays: Arrays) -> None:
-    """Check that the queue is one ring through the sentinel and each page that is not held."""
+    """Check that the queue is one ring through the sentinel and each free or cached page."""
     pages = int(arrays.scalars[f.PAGES])
-    waiting = arrays.pages[f.STATE] != f.HELD_PAGE
+    waiting = np.isin(arrays.pages[f.STATE], (SENTINEL_STATE, f.FREE_PAGE, f.CACHED_PAGE))
     nodes = np.flatnonzero(waiting)
     ahead = arrays.pages[f.NEXT].astype(np.int64)
     back = arrays.pages[f.PREVIOUS].astype(np.int64)
@@ -111,7 +111,29 @@ def _check_queue(arrays: Arrays) -> None:
     for _ in range(max(1, nodes.size).bit_length() + 1):
         seen[jump[seen & waiting]] = True
         jump = jump[np.where(waiting, jump, pages)]
-    _must(bool((seen == waiting).all()), "a page that is not held is missing from the queue")
+    _must(bool((seen == waiting).all()), "a free or cached page is missing from the queue")
+
+
+def _check_stocks(arrays: Arrays, held: np.ndarray) -> None:
+    """Check that every page is free, held, cached or parked, and that flows add up to stocks."""
+    scalars, pages = arrays.scalars, int(arrays.scalars[f.PAGES])
+    state, key = arrays.pages[f.STATE, :pages], arrays.pages[f.KEY, :pages]
+    _must(bool(((state == f.HELD_PAGE) == held).all()), "a page's state contradicts its refcount")
+    _must(int(held.sum()) == int(scalars[f.HELD]), "wrong count of held pages")
+    _must(int(scalars[f.HELD]) <= int(scalars[f.CEILING]), "more pages held than the ceiling")
+    cached, parked = state == f.CACHED_PAGE, state == f.PARKED_PAGE
+    _must(int(cached.sum()) == int(scalars[f.CACHED]), "wrong count of cached pages")
+    _must(int(parked.sum()) == int(scalars[f.PARKED]), "wrong count of parked pages")
+    _must(bool((key[cached] > 0).all()), "a cached page has no key")
+    _must(not key[~held & ~cached].any(), "a page has a key and is neither held nor cached")
+    keyed = key[key > 0]
+    _must(np.unique(keyed).size == keyed.size, "two pages have one key")
+    taken = scalars[f.ALLOCATED_TOTAL] + scalars[f.REVIVED_TOTAL]
+    given_back = scalars[f.FREED_TOTAL] + scalars[f.FINISHED_TOTAL]
+    _must(
+        int(taken - given_back) == int(scalars[f.HELD]),
+        "pages taken minus pages given back is not the pages held",
+    )
 
 
 def recount(arrays: Arrays, geometry: Geometry) -> None:
@@ -158,18 +180,10 @@ def recount(arrays: Arrays, geometry: Geometry) -> None:
     )
     _must(bool((refcounts == references).all()), "a refcount is not the number of its entries")
     held = refcounts > 0
-    state = arrays.pages[f.STATE, :pages]
-    _must(bool(((state == f.HELD_PAGE) == held).all()), "a page's state contradicts its refcount")
-    _must(int(held.sum()) == int(scalars[f.HELD]), "wrong count of held pages")
-    _must(int(scalars[f.HELD]) <= int(scalars[f.CEILING]), "more pages held than the ceiling")
+    _check_stocks(arrays, held)
     np.add.at(held_in, owner[held], 1)
     _must(
         bool((held_in == arrays.scopes[:, f.HELD_IN]).all()), "wrong count of pages by scope unit"
-    )
-    _must(
-        int(scalars[f.ALLOCATED_TOTAL] - scalars[f.FREED_TOTAL] - scalars[f.FINISHED_TOTAL])
-        == int(scalars[f.HELD]),
-        "pages taken minus pages given back is not the pages held",
     )
     slots = count_slots(arrays)
     in_held = status.reshape(pages, page_tokens)[held]

@@ -1,0 +1,336 @@
+"""The serving engine's face: arrays made once, the kernel called, and what only Python can do.
+
+It knows nothing about SimPy: `drive` does, and calls `run_until`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvsim.engine.serving import events, members
+from kvsim.engine.serving import fields as s
+from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
+from kvsim.engine.serving.decoding import next_look
+from kvsim.engine.serving.leap import leap
+from kvsim.engine.serving.settings import (
+    ADMISSIONS,
+    CACHES,
+    EVICTIONS,
+    MOMENTS,
+    PREEMPTIONS,
+    PUBLICATIONS,
+    Settings,
+)
+from kvsim.errors import Infeasible, LedgerError, ScenarioError
+from kvsim.paging import Geometry, Ledger, Order
+from kvsim.paging import arrays as memory
+from kvsim.paging import fields as f
+from kvsim.paging.arrays import Arrays
+from kvsim.paging.prefix import set_ceiling
+from kvsim.workload.requests import Requests
+
+NOWHERE = np.empty((1, 0), np.int64)
+
+
+class EngineLedger(Ledger):
+    """A ledger whose arrays an engine hands to its own kernels."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The arrays as they are now; growing replaces some of them."""
+        return self._arrays
+
+    def make_room(self, what: int, need: int) -> None:
+        """Grow one of the arrays, as a verb does that a kernel answered with GROW."""
+        self._flush()
+        self._grow(what, need)
+
+    def new_pages_first(self, before: int) -> None:
+        """Move the pages that growing added from the queue's tail to its head.
+
+        An unlimited pool has memory for the asking, so it does not reclaim cached pages.
+        """
+        pages = self._arrays.pages
+        sentinel = pages.shape[1] - 1
+        last_old = int(pages[f.PREVIOUS, before])
+        if last_old == sentinel:
+            return
+        first_old, last_new = int(pages[f.NEXT, sentinel]), int(pages[f.PREVIOUS, sentinel])
+        pages[f.NEXT, sentinel], pages[f.PREVIOUS, before] = before, sentinel
+        pages[f.NEXT, last_new], pages[f.PREVIOUS, first_old] = first_old, last_new
+        pages[f.NEXT, last_old], pages[f.PREVIOUS, sentinel] = sentinel, last_old
+
+
+class ServingEngine:
+    """Requests, a pool and a scheduler.
+
+    Parameters
+    ----------
+    requests : Requests
+    settings : Settings
+    cost : float64
+        Coefficients of the cost model.
+    geometry : Geometry
+        Of one table for a sequence (scope `sequence`).
+    ordering : Order, optional
+        Whether an eviction compacts or renumbers.
+    ask : callable (engine, sequence, request) -> int, optional
+        Evicts from a sequence and returns how many tokens, where the order is `ask`.
+
+    Raises
+    ------
+    ScenarioError
+        If the requests or settings cannot be run at all.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        settings: Settings,
+        cost: np.ndarray,
+        geometry: Geometry,
+        *,
+        ordering: Order | None = None,
+        ask: Callable[[ServingEngine, int, int], int] | None = None,
+    ) -> None:
+        if geometry.scope_units != 1:
+            raise ScenarioError("pages.scope: the serving engine has one table a sequence")
+        ordering = ordering or Order()
+        if ordering.append != "tail":
+            raise ScenarioError("pages.append: the serving engine appends at the tail only")
+        self.settings = settings
+        self.ask = ask
+        self.arrived = len(requests)
+        page_tokens = requests.page_tokens
+        rows = request_rows(requests)
+        seats = settings.max_running
+        self.ledger = EngineLedger(
+            geometry,
+            page_tokens,
+            ceiling_pages=settings.ceiling_pages,
+            order="lifo" if settings.unhashed == "head" else "fifo",
+            ordering=ordering,
+            room_pages=settings.ceiling_pages or 1024,
+        )
+        longest = int((rows[:, s.INPUT] + rows[:, s.OUTPUT]).max())
+        entries = 1 << max(0, -(-longest // page_tokens) - 1).bit_length()
+        self.ledger.make_room(f.GROW_TABLES, 2 * seats + 2)
+        self.ledger.make_room(f.GROW_PLAN, page_tokens + 1)
+        # Most runs need no more than this; the kernel asks for what they do.
+        self.ledger.make_room(f.GROW_ARENA, min(seats, rows.shape[0]) * min(entries, 64))
+        evicts = settings.eviction.order in ("oldest", "random")
+        choosing = longest if evicts else 0
+        self.serving = Serving(
+            state=self._state(requests, settings),
+            requests=rows,
+            keys=requests.keys,
+            page_of=np.full(
+                all_keys(requests, rows) if settings.prefix != "none" else 0, -1, np.int32
+            ),
+            running=np.zeros(seats, np.int64),
+            calendar=np.zeros((page_tokens + 1, seats + 1), np.int32),
+            today=np.zeros(seats, np.int64),
+            heap=np.zeros(rows.shape[0] + 1, np.int64),
+            hits=np.zeros(longest // page_tokens + 1, np.int64),
+            due=np.zeros(seats, np.int64),
+            draws=np.zeros((2, choosing), np.int64),
+            starts=np.zeros(2, np.int64),
+            victims=np.zeros(choosing, np.int64),
+            scratch=np.zeros(longest + 2 if ordering.stored or ordering.renumbers_alone else 0,
+                             np.int64),
+            cost=cost,
+            fraction=np.array([settings.eviction.fraction]),
+        )
+        self.state = self.serving.state
+        self.rows = rows
+
+    def _state(self, requests: Requests, settings: Settings) -> np.ndarray:
+        eviction = settings.eviction
+        ceiling = int(self.ledger.arrays.scalars[f.CEILING])
+        state = np.zeros(s.STATE_SIZE, np.int64)
+        for field, value in (
+            (s.WAIT_HEAD, -1),
+            (s.WAIT_TAIL, -1),
+            (s.BLOCKED, -1),
+            (s.ARRIVED, len(requests)),
+            (s.GIVEN_KEYS, requests.given_keys),
+            (s.CEILING, ceiling),
+            (s.WATERMARK, int(settings.watermark * settings.ceiling_pages)),
+            (s.STEP_TOKENS, settings.step_tokens),
+            (s.MAX_RUNNING, settings.max_running),
+            (s.CHUNKED, settings.chunked),
+            (s.ADMISSION, ADMISSIONS[settings.admission]),
+            (s.PREEMPTION, PREEMPTIONS[settings.preemption]),
+            (s.PREFIX, CACHES[settings.prefix]),
+            (s.PUBLISH, PUBLICATIONS[settings.publish]),
+            (s.EVICTION, EVICTIONS[eviction.order]),
+            (s.WHEN, MOMENTS[eviction.when]),
+            (s.PRESSURE, eviction.when == "pressure" and eviction.order != "none"),
+            (s.RUN_TOKENS, eviction.run_tokens),
+            (s.KEPT, eviction.tokens),
+            (s.SINKS, eviction.sinks),
+            (s.RECENT, eviction.recent),
+            (s.SEED, eviction.seed),
+            (s.PLANES, settings.planes),
+        ):
+            state[field] = value
+        return state
+
+    # Running
+
+    def run_until(self, until_ns: int = FOREVER, most_steps: int = FOREVER) -> int:
+        """Take steps until a time or a number of steps; return UNTIL, DONE or STUCK.
+
+        Raises
+        ------
+        Infeasible
+            If nothing new was computed for thousands of steps.
+        """
+        while True:
+            answer = int(leap(self.ledger.arrays, self.serving, until_ns, most_steps, NOWHERE))
+            if answer == s.GROW:
+                self._grow()
+            elif answer == s.POLICY_DUE:
+                self._evict_due()
+            elif answer == s.LIVELOCK:
+                raise Infeasible(
+                    f"a livelock: nothing new was computed for {s.PATIENCE_STEPS} steps, "
+                    f"{int(self.state[s.PREEMPTIONS_TOTAL])} preemptions so far"
+                )
+            else:
+                return answer
+
+    def run(self) -> None:
+        """Run all requests to their ends.
+
+        Raises
+        ------
+        Infeasible
+            If a request cannot be admitted even when nobody else runs.
+        """
+        if self.run_until() == s.STUCK:
+            raise Infeasible(self.why_stuck())
+
+    def why_stuck(self) -> str:
+        """Say which request is not admitted, what it needs, and what there is."""
+        waiting = self.rows[:, s.STATUS] == s.QUEUED
+        swapped = self.rows[:, s.STATUS] == s.SWAPPED
+        number = int(self.state[s.WAIT_HEAD])
+        if self.settings.admission == "priority":
+            number = int(self.serving.heap[0])
+        row = self.rows[number]
+        known = int(row[s.INPUT] + row[s.GENERATED])
+        need = -(-known // self.ledger.page_tokens)
+        if swapped[number]:
+            need = int(row[s.HOST_PAGES_OF])
+        pool = int(self.ledger.arrays.scalars[f.CEILING])
+        count = int((waiting | swapped).sum())
+        what = f"request {number} of {known} tokens is not admitted though nobody runs"
+        if row[s.SAMPLES] > self.settings.max_running:
+            return f"{what}: {int(row[s.SAMPLES])} samples, {self.settings.max_running} seats"
+        if not self.settings.chunked and known > self.settings.step_tokens:
+            return f"{what}: it is not chunked, and a step has {self.settings.step_tokens} tokens"
+        return f"{what}: {need} pages needed densely, {pool} in the pool; {count} waiting"
+
+    def _grow(self) -> None:
+        scalars = self.ledger.arrays.scalars
+        what, need = int(scalars[f.GROW_WHAT]), int(scalars[f.NEED])
+        scalars[f.NEED] = scalars[f.GROW_WHAT] = 0
+        before = int(scalars[f.PAGES])
+        self.ledger.make_room(what, need)
+        if what == f.GROW_PAGES:
+            self.ledger.new_pages_first(before)
+
+    def _evict_due(self) -> None:
+        """Let Python evict from the sequences that the step left due."""
+        if self.ask is None:
+            raise LedgerError("the engine has nobody to ask for victims")
+        page_tokens = self.ledger.page_tokens
+        for request in self.serving.due[: self.state[s.DUE]].tolist():
+            sequence = int(self.rows[request, s.SEQUENCE])
+            before = members.readable(self.ledger.arrays.tables, sequence, page_tokens)
+            evicted = self.ask(self, sequence, request)
+            after = members.readable(self.ledger.arrays.tables, sequence, page_tokens)
+            # It was counted with the slots that it had before; they join READS later.
+            self.state[s.READS] += after - before
+            if evicted:
+                self.rows[request, s.SPARSE] = 1
+                self.rows[request, s.EVICTED] += evicted
+                self.state[s.EVICTED_TOTAL] += evicted
+                if self.settings.eviction.when != "step":
+                    members.strike(self.serving, request)
+                    next_look(self.ledger.arrays, self.serving, request)
+        self.state[s.DUE] = 0
+
+    # What may happen from outside, between two steps
+
+    def set_ceiling(self, pages: int) -> None:
+        """Ask for another ceiling; held pages above it stay until they are let go of.
+
+        Raises
+        ------
+        ScenarioError
+            If the pool is unlimited, or `pages` is below 1.
+        """
+        if not self.settings.ceiling_pages:
+            raise ScenarioError("pool.ceiling_pages: an unlimited pool has no ceiling to change")
+        if pages < 1:
+            raise ScenarioError(f"a ceiling must be at least 1 page, not {pages}")
+        scalars = self.ledger.arrays.scalars
+        if pages > int(scalars[f.PAGES]):
+            # Pages beyond the ceiling are parked at once, so that all of them are accounted for.
+            scalars[f.CEILING] = pages
+            self.ledger.make_room(f.GROW_PAGES, pages - int(scalars[f.HELD]))
+        self.state[s.CEILING] = pages
+        set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
+        self.state[s.BLOCKED] = -1
+
+    def cancel(self, request: int) -> bool:
+        """Take a request out of the engine; tell whether it was still there."""
+        return bool(events.cancel(self.ledger.arrays, self.serving, request))
+
+    # Readings
+
+    @property
+    def now_ns(self) -> int:
+        """The time of the engine."""
+        return int(self.state[s.NOW])
+
+    def check(self) -> None:
+        """Recount the ledger, and the engine's own sums; raise LedgerError on a mismatch."""
+        self._up_to_date()
+        self.ledger.check()
+        status = self.rows[:, s.STATUS]
+        running = self.serving.running[: self.state[s.RUNNING]]
+        for what, found, booked in (
+            ("decoding members", (status == s.DECODES).sum(), self.state[s.DECODING]),
+            ("prefilling members", (status == s.PREFILLS).sum(), self.state[s.PREFILLING]),
+            (
+                "waiting requests",
+                ((status == s.QUEUED) | (status == s.SWAPPED)).sum(),
+                self.state[s.WAITING],
+            ),
+            ("finished requests", (status == s.FINISHED_STATUS).sum(), self.state[s.FINISHED]),
+            ("slots to read", self._reads(running), self.state[s.READS]),
+        ):
+            if int(found) != int(booked):
+                raise LedgerError(f"check failed: {what}: {int(found)} counted, {booked} booked")
+
+    def _up_to_date(self) -> None:
+        """Write into the tables what their members appended since they were looked at."""
+        for request in self.serving.running[: self.state[s.RUNNING]].tolist():
+            if self.rows[request, s.STATUS] == s.DECODES:
+                members.catch_up(self.ledger.arrays, self.serving, request, self.state[s.STEP])
+
+    def _reads(self, running: np.ndarray) -> int:
+        total = 0
+        for request in running.tolist():
+            if self.rows[request, s.STATUS] == s.DECODES:
+                total += members.readable(
+                    self.ledger.arrays.tables,
+                    int(self.rows[request, s.SEQUENCE]),
+                    self.ledger.page_tokens,
+                )
+        return total

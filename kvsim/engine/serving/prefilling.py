@@ -1,0 +1,191 @@
+"""Members that prefill: their chunks, and who is admitted to become one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.engine.serving import fields as s
+from kvsim.engine.serving.decoding import start_decoding
+from kvsim.engine.serving.members import (
+    enter,
+    fork_entries,
+    preempt,
+    victim_of_preemption,
+)
+from kvsim.engine.serving.publishing import find_hits, publish_rows, publish_tomorrow
+from kvsim.engine.serving.waiting import first, leave
+from kvsim.jit import kernel
+from kvsim.paging import fields as f
+from kvsim.paging.append import append
+from kvsim.paging.lifecycle import open_sequence
+from kvsim.paging.prefix import attach
+from kvsim.paging.segments import missing
+from kvsim.paging.swapping import swap_in
+
+
+@kernel
+def computed(arrays, serving, request, chunk):
+    """Book a chunk whose rows were appended."""
+    state, requests = serving.state, serving.requests
+    before = requests[request, s.COMPUTED]
+    requests[request, s.COMPUTED] = before + chunk
+    requests[request, s.CHUNK] = chunk
+    requests[request, s.CHUNK_STEP] = state[s.STEP]
+    state[s.BUDGET] -= chunk
+    state[s.CHUNK_TOKENS] += chunk
+    state[s.CHUNK_READS] += before + chunk
+    state[s.CHUNK_PAIRS] += before * chunk + chunk * (chunk + 1) // 2
+    state[s.PREFILLED_TOTAL] += chunk
+    if before + chunk > requests[request, s.BEST]:
+        requests[request, s.BEST] = before + chunk
+        state[s.LAST_PROGRESS] = state[s.STEP]
+    publish_rows(arrays, serving, request, before + chunk)
+
+
+@kernel
+def prefill(arrays, serving, placed):
+    """Give every prefilling member its next chunk, in running order."""
+    scalars, _, _, _, _, _, _, _, _ = arrays
+    state, requests, running, today = (
+        serving.state,
+        serving.requests,
+        serving.running,
+        serving.today,
+    )
+    publish_tomorrow(arrays, serving)
+    count = np.int64(0)
+    for at in range(state[s.RUNNING]):
+        if requests[running[at], s.STATUS] == s.PREFILLS:
+            today[count] = running[at]
+            count += 1
+    for at in range(count):
+        member = today[at]
+        if requests[member, s.STATUS] != s.PREFILLS:
+            continue
+        known = requests[member, s.INPUT] + requests[member, s.GENERATED]
+        chunk = min(known - requests[member, s.COMPUTED], state[s.BUDGET])
+        if chunk <= 0:
+            continue
+        answer = append(arrays, requests[member, s.SEQUENCE], chunk, placed)
+        if answer != f.OK and state[s.PRESSURE] and not state[s.PRESSED]:
+            # Decoding members have their rows already: the next step begins with an eviction.
+            state[s.PRESS_WANTED] = 1
+            continue
+        while answer != f.OK:
+            victim = victim_of_preemption(serving)
+            preempt(arrays, serving, victim)
+            if victim == member:
+                break
+            answer = append(arrays, requests[member, s.SEQUENCE], chunk, placed)
+        if answer == f.OK:
+            scalars[f.PLAN] = 0
+            computed(arrays, serving, member, chunk)
+
+
+@kernel
+def block(serving, request, room):
+    """Remember why the head of the queue was not admitted, so as not to look at it in vain."""
+    state = serving.state
+    state[s.BLOCKED] = request
+    state[s.BLOCKED_ROOM] = room
+    state[s.BLOCKED_BUDGET] = state[s.BUDGET]
+    state[s.BLOCKED_PUBLISHED] = state[s.PUBLISHED]
+
+
+@kernel
+def still_blocked(serving, request, room):
+    """Tell whether nothing has changed that could let a refused request in.
+
+    Its need grows with the budget, and falls only when a shared page is published.
+    """
+    state = serving.state
+    return (
+        state[s.BLOCKED] == request
+        and room <= state[s.BLOCKED_ROOM]
+        and state[s.BUDGET] >= state[s.BLOCKED_BUDGET]
+        and state[s.PUBLISHED] == state[s.BLOCKED_PUBLISHED]
+    )
+
+
+@kernel
+def admit_swapped(arrays, serving, request, room):
+    """Let a request come back with its rows, if there are pages for them."""
+    state, requests = serving.state, serving.requests
+    count = requests[request, s.HOST_PAGES_OF]
+    if count > room:
+        return False
+    leave(serving, request)
+    swap_in(arrays, requests[request, s.SEQUENCE])
+    state[s.HOST_PAGES] += count
+    state[s.SWAPPED_PAGES_TOTAL] += count
+    requests[request, s.HOST_PAGES_OF] = 0
+    enter(serving, request)
+    start_decoding(arrays, serving, request, state[s.STEP] + 1)
+    return True
+
+
+@kernel
+def admit(arrays, serving, placed):
+    """Admit requests from the head of the queue until one does not fit.
+
+    Answers GROW, with nothing changed for that request, if the arena lacks entries.
+    """
+    scalars, _, _, entries, _, _, _, _, _ = arrays
+    state, requests = serving.state, serving.requests
+    page_tokens = scalars[f.PAGE_TOKENS]
+    looked = False
+    while state[s.WAITING] > 0 and state[s.BUDGET] > 0:
+        request = first(serving)
+        room = min(scalars[f.CEILING], scalars[f.PAGES]) - scalars[f.HELD]
+        if state[s.RUNNING] > 0:
+            room -= state[s.WATERMARK]
+        seats = np.int64(1)
+        if requests[request, s.GENERATED] == 0:
+            seats = requests[request, s.SAMPLES]
+        if state[s.RUNNING] + state[s.FORK_SEATS] + seats > state[s.MAX_RUNNING]:
+            break
+        if requests[request, s.STATUS] == s.SWAPPED:
+            if not admit_swapped(arrays, serving, request, room):
+                break
+            continue
+        if still_blocked(serving, request, room):
+            break
+        if not looked:
+            publish_tomorrow(arrays, serving)
+            looked = True
+        known = requests[request, s.INPUT] + requests[request, s.GENERATED]
+        found, unheld = find_hits(arrays, serving, request, known)
+        hit_tokens = found * page_tokens
+        chunk = min(known - hit_tokens, state[s.BUDGET])
+        need = (hit_tokens + chunk + page_tokens - 1) // page_tokens - found + unheld
+        if need > room or (not state[s.CHUNKED] and chunk < known - hit_tokens):
+            block(serving, request, room)
+            break
+        total = requests[request, s.INPUT] + requests[request, s.OUTPUT]
+        capacity = (total + page_tokens - 1) // page_tokens
+        segments = missing(0, capacity) + fork_entries(requests, request, page_tokens)
+        if scalars[f.ARENA_TOP] + state[s.FORK_ENTRIES] + segments > entries.shape[1]:
+            scalars[f.GROW_WHAT] = f.GROW_ARENA
+            scalars[f.NEED] = state[s.FORK_ENTRIES] + segments
+            return s.GROW
+        leave(serving, request)
+        # Table rows were made for all seats, so this and the append cannot fail.
+        open_sequence(arrays)
+        sequence = scalars[f.MEMBER]
+        scalars[f.MEMBER] = 0
+        attach(arrays, sequence, serving.hits, found, capacity)
+        append(arrays, sequence, chunk, placed)
+        requests[request, s.STATUS] = s.PREFILLS
+        requests[request, s.SEQUENCE] = sequence
+        requests[request, s.COMPUTED] = hit_tokens
+        requests[request, s.DONE_PAGES] = found
+        requests[request, s.HIT_TOKENS] = hit_tokens
+        if requests[request, s.SCHEDULED_NS] < 0:
+            requests[request, s.SCHEDULED_NS] = state[s.NOW]
+        state[s.HIT_TOKENS_TOTAL] += hit_tokens
+        state[s.PREFILLING] += 1
+        state[s.FORK_ENTRIES] += fork_entries(requests, request, page_tokens)
+        state[s.FORK_SEATS] += seats - 1
+        enter(serving, request)
+        computed(arrays, serving, request, chunk)
+    return f.OK

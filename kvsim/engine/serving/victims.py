@@ -1,0 +1,171 @@
+"""Victims of policies whose order is fixed when a token is appended, taken in the kernel.
+
+Oldest first, or fixed random priorities; single tokens, or whole runs of them by the mean of
+their live tokens. A slot's number is its position here: tokens are appended at the tail only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.engine.serving import fields as s
+from kvsim.jit import kernel
+from kvsim.paging import fields as f
+from kvsim.paging.eviction import evict
+
+_FIRST = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xBF58476D1CE4E5B9)
+_THIRD = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _1 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(1)
+
+
+@kernel
+def priority_of(seed, number, slot):
+    """Return the fixed priority of a token, an int64 of at least 0 (splitmix64's finisher).
+
+    Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    x = np.uint64(number) * _FIRST + np.uint64(slot) * _SECOND + np.uint64(seed) * _THIRD
+    x = (x ^ (x >> _30)) * _SECOND
+    x = (x ^ (x >> _27)) * _THIRD
+    return np.int64((x ^ (x >> _31)) >> _1)
+
+
+@kernel
+def nth_least(values, count, nth):
+    """Return the nth least of the first `count` values, from 0; they are reordered."""
+    low = np.int64(0)
+    high = count - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        left = low
+        right = high
+        while left <= right:
+            while values[left] < pivot:
+                left += 1
+            while values[right] > pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if nth <= right:
+            high = right
+        elif nth >= left:
+            low = left
+        else:
+            break
+    return values[nth]
+
+
+@kernel
+def tokens_of(arrays, serving, sequence, number, first, last, wanted):
+    """Choose single tokens among the live slots from first to last; return how many."""
+    scalars, tables, _, entries, dead, _, _, _, _ = arrays
+    state, victims, draws = serving.state, serving.victims, serving.draws
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[sequence, f.START]
+    random = state[s.EVICTION] == s.RANDOM
+    found = np.int64(0)
+    slot = first if random else max(first, tables[sequence, f.OLDEST])
+    while slot < last and (random or found < wanted):
+        if entries[f.PAGE, start + slot // page_tokens] < 0:
+            slot = (slot // page_tokens + 1) * page_tokens
+            continue
+        if not dead[start * page_tokens + slot]:
+            victims[found] = slot
+            if random:
+                draws[0, found] = priority_of(state[s.SEED], number, slot)
+                draws[1, found] = draws[0, found]
+            found += 1
+        slot += 1
+    if not random:
+        # Nothing below it is live but for the sinks, once these victims are dead.
+        tables[sequence, f.OLDEST] = slot
+        return found
+    if found <= wanted:
+        return found
+    bound = nth_least(draws[1], found, wanted - 1)
+    below = np.int64(0)
+    for at in range(found):
+        below += draws[0, at] < bound
+    # Ties: the oldest go.
+    ties = wanted - below
+    kept = np.int64(0)
+    for at in range(found):
+        if draws[0, at] < bound or (draws[0, at] == bound and ties > 0):
+            ties -= draws[0, at] == bound
+            victims[kept] = victims[at]
+            kept += 1
+    return kept
+
+
+@kernel
+def runs_of(arrays, serving, sequence, number, first, last, runs):
+    """Choose whole runs between first and last; return how many live tokens they have."""
+    scalars, tables, _, entries, dead, _, _, _, _ = arrays
+    state, victims, draws = serving.state, serving.victims, serving.draws
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[sequence, f.START]
+    size = state[s.RUN_TOKENS]
+    random = state[s.EVICTION] == s.RANDOM
+    begin = (first + size - 1) // size
+    means = np.empty(max(np.int64(0), last // size - begin), np.float64)
+    found = np.int64(0)
+    for run in range(begin, last // size):
+        total = 0.0
+        live = np.int64(0)
+        for slot in range(run * size, (run + 1) * size):
+            there = entries[f.PAGE, start + slot // page_tokens] >= 0
+            if there and not dead[start * page_tokens + slot]:
+                live += 1
+                total += priority_of(state[s.SEED], number, slot) if random else slot
+        if live:
+            means[found] = total / live
+            draws[0, found] = run
+            found += 1
+    chosen = np.sort(np.argsort(means[:found], kind="mergesort")[:runs])
+    count = np.int64(0)
+    for at in range(chosen.shape[0]):
+        run = draws[0, chosen[at]]
+        for slot in range(run * size, (run + 1) * size):
+            there = entries[f.PAGE, start + slot // page_tokens] >= 0
+            if there and not dead[start * page_tokens + slot]:
+                victims[count] = slot
+                count += 1
+    return count
+
+
+@kernel
+def evict_to_budget(arrays, serving, request):
+    """Evict from a member that is up to date until it keeps its budget; tell whether it did."""
+    _, tables, _, _, _, _, _, _, _ = arrays
+    state, requests = serving.state, serving.requests
+    sequence = requests[request, s.SEQUENCE]
+    cursor = tables[sequence, f.CURSOR]
+    live = cursor - tables[sequence, f.DEAD]
+    kept = state[s.KEPT]
+    if kept == 0:
+        # Rows written in this life: all known tokens but the one that has no row yet.
+        rows = requests[request, s.INPUT] + requests[request, s.GENERATED]
+        if requests[request, s.OUTPUT] > 0:
+            rows -= 1
+        kept = np.int64(serving.fraction[0] * rows)
+    if live <= kept:
+        return False
+    number = requests[request, s.DRAWN]
+    first = state[s.SINKS]
+    last = cursor - state[s.RECENT]
+    size = state[s.RUN_TOKENS]
+    if size == 1:
+        count = tokens_of(arrays, serving, sequence, number, first, last, live - kept)
+    else:
+        count = runs_of(arrays, serving, sequence, number, first, last, (live - kept) // size)
+    if count == 0:
+        return False
+    serving.starts[1] = count
+    evict(arrays, sequence, serving.starts, serving.victims, serving.scratch)
+    requests[request, s.SPARSE] = 1
+    requests[request, s.EVICTED] += count
+    state[s.EVICTED_TOTAL] += count
+    return True
