@@ -201,9 +201,10 @@ def execute(
                     raise result.error
                 row = result.row
                 failed += row["outcome"] == "failed"
-                if row["page_map"]:
-                    # Before the row that names it, so that no row names a missing file.
-                    folder.write_file(row["page_map"], _packed(result.maps))
+                for named in ("page_map", "series"):
+                    if row.get(named):
+                        # Before the row that names it, so that no row names a missing file.
+                        folder.write_file(row[named], _packed(result.maps))
                 folder.append(row, {"run_id": row["run_id"], **result.measured})
                 progress(done, len(todo))
         found = {row["run_id"]: row for row in folder.rows()}

@@ -127,7 +127,7 @@ def run(
     measured = {} if measured is None else measured
     study = find(scenario.workload.kind)
     if study is not None:
-        return _studied(scenario, study, measured)
+        return _studied(scenario, study, measured, maps)
     with _no_exit(scenario):
         parts = setup.understand(scenario)
         head = _head(scenario, parts.whole.name)
@@ -149,7 +149,9 @@ def run(
     return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
 
 
-def _studied(scenario: Scenario, study: Study, measured: Measured) -> dict[str, Any]:
+def _studied(
+    scenario: Scenario, study: Study, measured: Measured, series: Maps
+) -> dict[str, Any]:
     """Return the row of a run that is not a token loop."""
     with _no_exit(scenario):
         study.check(scenario)
@@ -157,12 +159,18 @@ def _studied(scenario: Scenario, study: Study, measured: Measured) -> dict[str, 
         columns: dict[str, Any] = dict.fromkeys(row.MEASURED)
         outcome, reason = "completed", ""
         try:
-            columns |= study.run(scenario, measured)
+            columns |= study.run(scenario, measured, series)
+            columns["series"] = series_name(head["run_id"]) if series else None
         except (Infeasible, CeilingExceeded) as refusal:
             outcome, reason = "infeasible", str(refusal)
         except NotApplicable as refusal:
             outcome, reason = "not_applicable", str(refusal)
     return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
+
+
+def series_name(run_id: str) -> str:
+    """Return where a run's time series lie inside a results folder."""
+    return f"series/{run_id}.npz"
 
 
 def map_name(run_id: str) -> str:

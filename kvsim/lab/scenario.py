@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
 from kvsim.lab.studies.extents_keys import ExtentStudy
 from kvsim.lab.studies.quarantine_keys import QuarantineStudy
@@ -206,6 +207,7 @@ PROCESS = Process()
 SERVING = Serving()
 PREFIX = Prefix()
 MEMORY = Memory()
+COST = Cost()
 EXTENTS = ExtentStudy()
 QUARANTINE = QuarantineStudy()
 
@@ -238,6 +240,7 @@ class Scenario:
     serving: Serving = SERVING
     prefix: Prefix = PREFIX
     memory: Memory = MEMORY
+    cost: Cost = COST
     extents: ExtentStudy = EXTENTS
     quarantine: QuarantineStudy = QUARANTINE
 

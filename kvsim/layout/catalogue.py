@@ -333,6 +333,7 @@ def _group(layer: dict[str, Any]) -> LayerGroup:
         index_elements=_index_elements(layer.get("indexer")),
         pattern=pattern,
         indices=None if indices is None else tuple(indices),
+        q_heads=layer.get("q_heads") or 0,
     )
 
 

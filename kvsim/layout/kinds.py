@@ -145,6 +145,8 @@ class LayerGroup:
         Where the layers stand in the model, in words.
     indices : tuple of int or None
         Where they stand, as layer numbers. None: the group follows the one before it.
+    q_heads : int
+        Query heads of a layer; 0 if unknown. No byte depends on it, a step's operations do.
     """
 
     count: int
@@ -156,6 +158,7 @@ class LayerGroup:
     index_elements: int = 0
     pattern: str = ""
     indices: tuple[int, ...] | None = None
+    q_heads: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in COUNTED:

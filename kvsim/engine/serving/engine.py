@@ -23,6 +23,7 @@ from kvsim.engine.serving.settings import (
     PUBLICATIONS,
     Settings,
 )
+from kvsim.engine.serving.unhashing import Unhashing
 from kvsim.errors import Infeasible, LedgerError, ScenarioError
 from kvsim.paging import Geometry, Ledger, Order
 from kvsim.paging import arrays as memory
@@ -113,6 +114,7 @@ class ServingEngine:
             order="lifo" if settings.unhashed == "head" else "fifo",
             ordering=ordering,
             room_pages=settings.ceiling_pages or 1024,
+            store=Unhashing(lambda: self.ledger.arrays, page_tokens),
         )
         longest = int((rows[:, s.INPUT] + rows[:, s.OUTPUT]).max())
         entries = 1 << max(0, -(-longest // page_tokens) - 1).bit_length()
@@ -287,6 +289,10 @@ class ServingEngine:
         set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
         self.state[s.BLOCKED] = -1
 
+    def idle_until(self, time_ns: int) -> None:
+        """Let time pass in which nobody runs."""
+        self.state[s.NOW] = max(int(self.state[s.NOW]), time_ns)
+
     def cancel(self, request: int) -> bool:
         """Take a request out of the engine; tell whether it was still there."""
         return bool(events.cancel(self.ledger.arrays, self.serving, request))
@@ -300,7 +306,7 @@ class ServingEngine:
 
     def check(self) -> None:
         """Recount the ledger, and the engine's own sums; raise LedgerError on a mismatch."""
-        self._up_to_date()
+        self.bring_up_to_date()
         self.ledger.check()
         status = self.rows[:, s.STATUS]
         running = self.serving.running[: self.state[s.RUNNING]]
@@ -318,7 +324,7 @@ class ServingEngine:
             if int(found) != int(booked):
                 raise LedgerError(f"check failed: {what}: {int(found)} counted, {booked} booked")
 
-    def _up_to_date(self) -> None:
+    def bring_up_to_date(self) -> None:
         """Write into the tables what their members appended since they were looked at."""
         for request in self.serving.running[: self.state[s.RUNNING]].tolist():
             if self.rows[request, s.STATUS] == s.DECODES:

@@ -6,7 +6,7 @@ before a step begins or an admission changes anything, so that the same call goe
 
 from __future__ import annotations
 
-from kvsim.engine.serving.coststub import step_ns
+from kvsim.engine.costs.roofline import step_ns
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.decoding import (
     let_leave,

@@ -26,8 +26,8 @@ class Serving:
     preemption : str
         What becomes of a preempted request's rows.
     pressure : str
-        What is tried before a preemption: nothing, or the policy's eviction on every running
-        sequence that holds more than its budget.
+        What is tried before a preemption: nothing, or the policy's eviction on every decoding
+        sequence that holds more than its budget; then nothing is evicted at other times.
     limit : int
         Requests read from the trace; 0 for all.
     time_scale : float
@@ -99,7 +99,7 @@ class Memory:
     model : str
         One of `kvsim allocators`, or none.
     reserve_extents : int
-        Empty extents that stay mapped, under `extents`.
+        Empty extents that stay mapped, under `kvcached` and `slab`.
     every_steps : int
         Steps between two looks of the allocator at the pool.
     """
@@ -109,6 +109,7 @@ class Memory:
         "fixed_pool",
         "token_pool",
         "extents",
+        "kvcached",
         "slab",
         "caching_allocator",
         "async_pool",

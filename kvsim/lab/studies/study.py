@@ -33,15 +33,15 @@ class Study:
         Refuses what `run` would refuse, before anything is computed.
     settings : callable (scenario) -> dict
         Columns that repeat the scenario, over those that every row has.
-    run : callable (scenario, measured) -> dict
+    run : callable (scenario, measured, series) -> dict
         The measured columns. May raise Infeasible, CeilingExceeded or NotApplicable. What is
-        timed goes to `measured`.
+        timed goes to `measured`, and arrays over time, which the row names, to `series`.
     """
 
     concerns: tuple[str, ...]
     check: Callable[[Scenario], None]
     settings: Callable[[Scenario], dict[str, Any]]
-    run: Callable[[Scenario, dict[str, Any]], dict[str, Any]]
+    run: Callable[[Scenario, dict[str, Any], dict[str, Any]], dict[str, Any]]
 
     def keys(self, flat: dict[str, Any]) -> dict[str, Any]:
         """Return those of a scenario's keys that concern this kind."""
