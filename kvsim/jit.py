@@ -57,4 +57,4 @@ _njit = _numba_njit()
 
 def kernel(function: Any) -> Any:
     """Compile `function` when it is first called, and keep the build on disk."""
-    return _njit(cache=True, nogil=True, error_model="numpy")(function)
+    return _njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)

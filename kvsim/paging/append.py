@@ -122,7 +122,9 @@ def append_table(
             entries[f.DEAD_IN, start + entry] = 0
         # The last page is this table's own now, so the rest of it can be filled unseen.
         tables[table, f.ROOM] = wanted * page_tokens - cursor - tokens + reused
-    for ahead in range(reused, tokens):
+    # Behind the cursor no slot is dead, so without flags and positions there is nothing to set.
+    plain = holders.shape[0] + position.shape[0] + placed.shape[1] == 0
+    for ahead in range(tokens if plain else reused, tokens):
         slot = cursor + ahead - reused
         take_slot(tables, dead, holders, position, table, start * page_tokens + slot, ahead)
         if placed.shape[1]:
@@ -134,6 +136,31 @@ def append_table(
     tables[table, f.ENTRIES] = wanted
     tables[table, f.NAMED] += wanted - used
     scalars[f.APPENDED_TOTAL] += tokens
+
+
+@kernel
+def append_alone(
+    scalars, tables, pages, entries, dead, holders, position, scopes, plan, table, tokens, placed
+):
+    """Append to a table that is all that its sequence has, or change nothing."""
+    need, segments, moves = append_need(scalars, tables, pages, entries, table, tokens)
+    answer = refuse_or_grow(scalars, entries, plan, need, segments, moves)
+    if answer == f.OK:
+        append_table(
+            scalars,
+            tables,
+            pages,
+            entries,
+            dead,
+            holders,
+            position,
+            scopes,
+            plan,
+            table,
+            tokens,
+            placed,
+        )
+    return answer
 
 
 @kernel

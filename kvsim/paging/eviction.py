@@ -329,3 +329,26 @@ def evict(arrays, sequence, starts, victims, scratch):
     # No page is let go of in between that the copies did not replace, so the end is the most.
     scalars[f.EXTRA_PEAK] = max(scalars[f.EXTRA_PEAK], scalars[f.HELD] - before)
     return f.OK
+
+
+@kernel
+def evict_one(scalars, tables, pages, entries, dead, scopes, table, slot):
+    """Evict one live slot below the newest one from a table of one set, without flags.
+
+    What `evict` does with one victim, for callers that know all this: the slot below the cursor
+    stays live, so nothing is rewound, and the room of the last page stays as it was.
+    """
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[table, f.START]
+    at = start + slot // page_tokens
+    dead[start * page_tokens + slot] = 1
+    tables[table, f.DEAD] += 1
+    gone = np.int64(entries[f.DEAD_IN, at]) + 1
+    entries[f.DEAD_IN, at] = gone
+    scalars[f.EVICTED_ROWS_TOTAL] += scopes[0, f.SET_COLUMNS + f.ROWS]
+    scalars[f.EVICTED_BYTES_TOTAL] += scopes[0, f.SET_COLUMNS + f.BYTES]
+    if gone == page_tokens:
+        page = np.int64(entries[f.PAGE, at])
+        entries[f.PAGE, at] = -1
+        tables[table, f.NAMED] -= 1
+        let_go(scalars, pages, scopes, 0, page, f.FREED_TOTAL)

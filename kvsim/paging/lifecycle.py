@@ -12,9 +12,8 @@ from kvsim.paging.segments import copy_segment, give_back, missing, reserve
 
 
 @kernel
-def open_sequence(arrays):
+def open_tables(scalars, tables):
     """Take a sequence number and set up its empty tables. The number is left in MEMBER."""
-    scalars, tables, _, _, _, _, _, _, _ = arrays
     units = scalars[f.UNITS]
     sequence = scalars[f.SEQUENCE_FREE]
     if sequence < 0:
@@ -36,6 +35,13 @@ def open_sequence(arrays):
     scalars[f.FAMILIES] += 1
     scalars[f.MEMBER] = sequence
     return f.OK
+
+
+@kernel
+def open_sequence(arrays):
+    """Open a sequence. Its number is left in MEMBER."""
+    scalars, tables, _, _, _, _, _, _, _ = arrays
+    return open_tables(scalars, tables)
 
 
 @kernel
@@ -162,9 +168,8 @@ def clone(arrays, parent):
 
 
 @kernel
-def free(arrays, sequence):
-    """End a sequence: let go of all its pages. Finishing adds to no flow of eviction."""
-    scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
+def free_tables(scalars, tables, pages, entries, scopes, sequence):
+    """Let go of all pages of a sequence, and of its number."""
     units = scalars[f.UNITS]
     for scope in range(units):
         table = sequence * units + scope
@@ -189,4 +194,11 @@ def free(arrays, sequence):
         tables[table, f.SEQUENCE] = -1
     tables[sequence * units, f.NEXT_FREE] = scalars[f.SEQUENCE_FREE]
     scalars[f.SEQUENCE_FREE] = sequence
+
+
+@kernel
+def free(arrays, sequence):
+    """End a sequence: let go of all its pages. Finishing adds to no flow of eviction."""
+    scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
+    free_tables(scalars, tables, pages, entries, scopes, sequence)
     return f.OK

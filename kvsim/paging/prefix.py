@@ -48,13 +48,25 @@ def forget(scalars, pages, page):
 
 
 @kernel
-def attach(arrays, sequence, hits, count, capacity):
+def attach(
+    scalars,
+    tables,
+    pages,
+    entries,
+    dead,
+    holders,
+    position,
+    scopes,
+    sequence,
+    hits,
+    count,
+    capacity,
+):
     """Let an empty sequence of one table begin with pages that a prefix index found.
 
     The caller has checked that the arena has a segment for `capacity` entries, and that the
     ceiling allows the pages among them which nobody holds.
     """
-    scalars, tables, pages, entries, dead, holders, position, scopes, _ = arrays
     page_tokens = scalars[f.PAGE_TOKENS]
     reserve(scalars, tables, entries, dead, holders, position, sequence, capacity)
     start = tables[sequence, f.START]

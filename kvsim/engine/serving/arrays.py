@@ -37,8 +37,11 @@ class Serving(NamedTuple):
         Requests that Python evicts from.
     draws : int64 [2, most tokens of a request or 0]
         Scratch of victim selection.
-    pending : int64 [2, max_running, kept + 1 or 0]
-        A heap of (priority, slot) for each seat, where single tokens are evicted at each step.
+    means : float64 [2, most runs of a request or 0]
+        Scratch of victim selection by runs.
+    priorities, candidates : int64, int32 [arena * page_tokens or 0]
+        A heap of candidates for each table, where single tokens of fixed random priority are
+        evicted at each step.
     starts, victims, scratch : int64
         Arguments of the ledger's evict.
     cost : float64
@@ -58,6 +61,9 @@ class Serving(NamedTuple):
     hits: np.ndarray
     due: np.ndarray
     draws: np.ndarray
+    means: np.ndarray
+    priorities: np.ndarray
+    candidates: np.ndarray
     starts: np.ndarray
     victims: np.ndarray
     scratch: np.ndarray

@@ -3,6 +3,9 @@
 A member's table is looked at only when the room of its last page is used up or its last token
 is generated; the calendar says when. Where tables have flags, or a policy evicts at every step,
 every member is looked at in every step, and the same code does it.
+
+Helpers of the hot path take the arrays that they need: a bundle handed over costs more than
+most of them do.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from kvsim.engine.serving.members import (
     catch_up,
     exit_running,
     in_order,
+    next_look,
     note,
     preempt,
     readable,
@@ -25,48 +29,36 @@ from kvsim.engine.serving.victims import evict_to_budget
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.append import append
-from kvsim.paging.lifecycle import free
+from kvsim.paging.lifecycle import free_tables
 from kvsim.paging.pool import allocate
 from kvsim.paging.prefix import forget
 
 
 @kernel
-def next_look(arrays, serving, request):
-    """Put a decoding member that is up to date onto the calendar."""
-    _, tables, _, _, _, holders, position, _, _ = arrays
-    state, requests = serving.state, serving.requests
-    ahead = np.int64(0)
-    if state[s.WHEN] != s.EVERY_STEP and holders.shape[0] + position.shape[0] == 0:
-        left = requests[request, s.OUTPUT] - requests[request, s.GENERATED]
-        ahead = min(tables[requests[request, s.SEQUENCE], f.ROOM], left)
-    note(serving, request, requests[request, s.SINCE] + ahead)
-
-
-@kernel
-def start_decoding(arrays, serving, request, since):
-    """Let a member whose rows are all computed write its next row in step `since`."""
-    scalars, tables, _, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
-    requests[request, s.STATUS] = s.DECODES
-    requests[request, s.SINCE] = since
-    state[s.DECODING] += 1
-    state[s.LATE_READS] += readable(
-        tables, requests[request, s.SEQUENCE], scalars[f.PAGE_TOKENS]
-    )
-    next_look(arrays, serving, request)
-
-
-@kernel
-def finish(arrays, serving, request):
+def finish(
+    scalars, tables, pages, entries, scopes, state, requests, running, keys, page_of, request
+):
     """Let a member leave whose last token was generated at the end of the last step."""
-    scalars, tables, _, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
+    page_tokens = scalars[f.PAGE_TOKENS]
     sequence = requests[request, s.SEQUENCE]
-    publish_rows(arrays, serving, request, tables[sequence, f.CURSOR])
-    state[s.READS] -= readable(tables, sequence, scalars[f.PAGE_TOKENS])
+    catch_up(scalars, tables, requests, request, state[s.STEP])
+    if state[s.PREFIX]:
+        publish_rows(
+            tables,
+            pages,
+            entries,
+            state,
+            requests,
+            keys,
+            page_of,
+            page_tokens,
+            request,
+            tables[sequence, f.CURSOR],
+        )
+    state[s.READS] -= readable(tables, sequence, page_tokens)
     state[s.DECODING] -= 1
-    free(arrays, sequence)
-    exit_running(serving, request)
+    free_tables(scalars, tables, pages, entries, scopes, sequence)
+    exit_running(state, running, request)
     requests[request, s.LAST_NS] = state[s.NOW]
     requests[request, s.STATUS] = s.FINISHED_STATUS
     requests[request, s.SEQUENCE] = -1
@@ -74,15 +66,11 @@ def finish(arrays, serving, request):
 
 
 @kernel
-def let_leave(arrays, serving):
-    """Free the members that generated their last token in the step before."""
-    state, requests, calendar, today = (
-        serving.state,
-        serving.requests,
-        serving.calendar,
-        serving.today,
-    )
-    step = state[s.STEP]
+def leavers(requests, calendar, today, step):
+    """Take the members off the calendar that generated their last token in the step before.
+
+    They come into `today`, in running order; returns how many they are.
+    """
     last = calendar.shape[1] - 1
     day = step % calendar.shape[0]
     leaving = np.int64(0)
@@ -98,9 +86,7 @@ def let_leave(arrays, serving):
             stay += 1
     calendar[day, last] = stay
     in_order(requests, today, 0, leaving)
-    for at in range(leaving):
-        catch_up(arrays, serving, today[at], step)
-        finish(arrays, serving, today[at])
+    return leaving
 
 
 @kernel
@@ -112,6 +98,7 @@ def press(arrays, serving, members, done, count):
     """
     scalars, tables, _, _, _, _, _, _, _ = arrays
     state, requests, running = serving.state, serving.requests, serving.running
+    calendar = serving.calendar
     step = state[s.STEP]
     state[s.PRESSED] = 1
     for at in range(state[s.RUNNING]):
@@ -121,15 +108,15 @@ def press(arrays, serving, members, done, count):
         wrote = requests[member, s.SINCE] > step
         sequence = requests[member, s.SEQUENCE]
         if not wrote:
-            catch_up(arrays, serving, member, step)
+            catch_up(scalars, tables, requests, member, step)
         old = readable(tables, sequence, scalars[f.PAGE_TOKENS])
         if evict_to_budget(arrays, serving, member):
             state[s.READS] += readable(tables, sequence, scalars[f.PAGE_TOKENS]) - old
             if wrote:
-                strike(serving, member)
-                note(serving, member, step + 1)
+                strike(requests, calendar, member)
+                note(requests, calendar, member, step + 1)
             elif requests[member, s.TOUCH] > step:
-                strike(serving, member)
+                strike(requests, calendar, member)
                 requests[member, s.TOUCH] = step
                 members[count] = member
                 count += 1
@@ -143,7 +130,7 @@ def press_first(arrays, serving):
     state, requests, today = serving.state, serving.requests, serving.today
     count = press(arrays, serving, today, 0, 0)
     for at in range(count):
-        note(serving, today[at], requests[today[at], s.TOUCH])
+        note(requests, serving.calendar, today[at], requests[today[at], s.TOUCH])
     state[s.PRESS_WANTED] = 0
 
 
@@ -164,20 +151,55 @@ def write_row(arrays, serving, request, placed):
 
 
 @kernel
-def look(arrays, serving, placed):
-    """Let every member write its row of this step that needs more for it than room it has."""
-    scalars, tables, pages, entries, _, holders, position, scopes, _ = arrays
-    state, requests, calendar, today = (
-        serving.state,
-        serving.requests,
-        serving.calendar,
-        serving.today,
-    )
+def find_room(arrays, serving, member, at, count, placed):
+    """Write a member's row after making room for it; return whether, and the new count of today.
+
+    The arena and the plan have room, so what is missing is pages: the policy evicts if it may,
+    then members are preempted.
+    """
+    state, today = serving.state, serving.today
+    answer = write_row(arrays, serving, member, placed)
+    while answer != f.OK:
+        if state[s.PRESSURE] and not state[s.PRESSED]:
+            count = press(arrays, serving, today, at, count)
+        else:
+            victim = victim_of_preemption(serving)
+            preempt(arrays, serving, victim)
+            if victim == member:
+                return False, count
+        answer = write_row(arrays, serving, member, placed)
+    return True, count
+
+
+@kernel
+def look(
+    arrays,
+    serving,
+    placed,
+    scalars,
+    tables,
+    pages,
+    entries,
+    scopes,
+    state,
+    requests,
+    calendar,
+    today,
+    keys,
+    page_of,
+    plain,
+):
+    """Let every member write its row of this step that needs more for it than room it has.
+
+    `plain` says that a slot has no flag but `dead`. The bundles are for what happens seldom.
+    """
     page_tokens = scalars[f.PAGE_TOKENS]
-    plain = holders.shape[0] + position.shape[0] == 0
+    publishes = state[s.PREFIX] != s.NO_CACHE
+    all_alike = state[s.TOUCH_ALL]
     step = state[s.STEP]
     last = calendar.shape[1] - 1
-    day = step % calendar.shape[0]
+    days = calendar.shape[0]
+    day = step % days
     count = np.int64(calendar[day, last])
     for at in range(count):
         today[at] = calendar[day, at]
@@ -191,19 +213,24 @@ def look(arrays, serving, placed):
             # Preempted since this step began.
             continue
         sequence = requests[member, s.SEQUENCE]
-        catch_up(arrays, serving, member, step)
-        if state[s.PREFIX]:
-            publish_rows(arrays, serving, member, tables[sequence, f.CURSOR])
+        used = step - requests[member, s.SINCE]
+        generated = requests[member, s.GENERATED] + used
+        cursor = tables[sequence, f.CURSOR] + used
+        room = tables[sequence, f.ROOM] - used
+        scalars[f.APPENDED_TOTAL] += used
+        if publishes:
+            publish_rows(
+                tables, pages, entries, state, requests, keys, page_of, page_tokens, member, cursor
+            )
         entry = tables[sequence, f.ENTRIES]
-        if plain and tables[sequence, f.ROOM] > 0:
-            tables[sequence, f.ROOM] -= 1
-            tables[sequence, f.CURSOR] += 1
+        if plain and room > 0:
+            room -= 1
             scalars[f.APPENDED_TOTAL] += 1
         elif (
             plain
             and scalars[f.HELD] < scalars[f.CEILING]
             and entry < tables[sequence, f.CAPACITY]
-            and tables[sequence, f.CURSOR] == entry * page_tokens
+            and cursor == entry * page_tokens
         ):
             # Stands here and not in a function of its own: handing the arrays over costs more
             # than taking the page.
@@ -212,23 +239,28 @@ def look(arrays, serving, placed):
             entries[f.DEAD_IN, place] = 0
             tables[sequence, f.ENTRIES] = entry + 1
             tables[sequence, f.NAMED] += 1
-            tables[sequence, f.ROOM] = page_tokens - 1
-            tables[sequence, f.CURSOR] += 1
+            room = page_tokens - 1
             scalars[f.APPENDED_TOTAL] += 1
         else:
-            answer = write_row(arrays, serving, member, placed)
-            while answer != f.OK:
-                # The arena and the plan have room, so it is pages that are missing.
-                if state[s.PRESSURE] and not state[s.PRESSED]:
-                    count = press(arrays, serving, today, at, count)
-                else:
-                    victim = victim_of_preemption(serving)
-                    preempt(arrays, serving, victim)
-                    if victim == member:
-                        break
-                answer = write_row(arrays, serving, member, placed)
-            if answer != f.OK:
+            requests[member, s.SINCE] = step
+            requests[member, s.GENERATED] = generated
+            tables[sequence, f.CURSOR] = cursor
+            tables[sequence, f.ROOM] = room
+            written, count = find_room(arrays, serving, member, at, count, placed)
+            if not written:
                 continue
+            requests[member, s.SINCE] = step + 1
+            requests[member, s.GENERATED] = generated + 1
+            next_look(tables, state, requests, calendar, member)
+            continue
+        tables[sequence, f.CURSOR] = cursor + 1
+        tables[sequence, f.ROOM] = room
         requests[member, s.SINCE] = step + 1
-        requests[member, s.GENERATED] += 1
-        next_look(arrays, serving, member)
+        requests[member, s.GENERATED] = generated + 1
+        touch = step + 1
+        if not all_alike:
+            touch += min(room, requests[member, s.OUTPUT] - generated - 1)
+        requests[member, s.TOUCH] = touch
+        day = touch % days
+        calendar[day, calendar[day, last]] = member
+        calendar[day, last] += 1

@@ -12,7 +12,6 @@ import numpy as np
 from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
-from kvsim.engine.serving.decoding import next_look
 from kvsim.engine.serving.leap import leap
 from kvsim.engine.serving.settings import (
     ADMISSIONS,
@@ -138,6 +137,9 @@ class ServingEngine:
             hits=np.zeros(longest // page_tokens + 1, np.int64),
             due=np.zeros(seats, np.int64),
             draws=np.zeros((2, choosing), np.int64),
+            priorities=np.zeros(0, np.int64),
+            candidates=np.zeros(0, np.int32),
+            means=np.zeros((2, choosing // settings.eviction.run_tokens + 1)),
             starts=np.zeros(2, np.int64),
             victims=np.zeros(choosing, np.int64),
             scratch=np.zeros(longest + 2 if ordering.stored or ordering.renumbers_alone else 0,
@@ -147,6 +149,24 @@ class ServingEngine:
         )
         self.state = self.serving.state
         self.rows = rows
+        self._widen_heaps()
+
+    def _widen_heaps(self) -> None:
+        """Give every table of the arena room for a heap of candidates, if there are any."""
+        eviction = self.settings.eviction
+        if eviction.order != "random" or eviction.when != "step" or eviction.run_tokens > 1:
+            return
+        slots = self.ledger.arrays.dead.size
+        priorities, candidates = np.zeros(slots, np.int64), np.zeros(slots, np.int32)
+        priorities[: self.serving.priorities.size] = self.serving.priorities
+        candidates[: self.serving.candidates.size] = self.serving.candidates
+        self.serving = self.serving._replace(priorities=priorities, candidates=candidates)
+
+    def _looks_at_all(self) -> bool:
+        """Whether a member's table changes in every step by more than its cursor."""
+        eviction, arrays = self.settings.eviction, self.ledger.arrays
+        flags = arrays.holders.shape[0] + arrays.position.shape[0]
+        return bool(flags) or (eviction.order != "none" and eviction.when == "step")
 
     def _state(self, requests: Requests, settings: Settings) -> np.ndarray:
         eviction = settings.eviction
@@ -176,6 +196,7 @@ class ServingEngine:
             (s.RECENT, eviction.recent),
             (s.SEED, eviction.seed),
             (s.PLANES, settings.planes),
+            (s.TOUCH_ALL, self._looks_at_all()),
         ):
             state[field] = value
         return state
@@ -244,6 +265,8 @@ class ServingEngine:
         self.ledger.make_room(what, need)
         if what == f.GROW_PAGES:
             self.ledger.new_pages_first(before)
+        elif what == f.GROW_ARENA:
+            self._widen_heaps()
 
     def _evict_due(self) -> None:
         """Let Python evict from the sequences that the step left due."""
@@ -262,8 +285,9 @@ class ServingEngine:
                 self.rows[request, s.EVICTED] += evicted
                 self.state[s.EVICTED_TOTAL] += evicted
                 if self.settings.eviction.when != "step":
-                    members.strike(self.serving, request)
-                    next_look(self.ledger.arrays, self.serving, request)
+                    tables, calendar = self.ledger.arrays.tables, self.serving.calendar
+                    members.strike(self.rows, calendar, request)
+                    members.next_look(tables, self.state, self.rows, calendar, request)
         self.state[s.DUE] = 0
 
     # What may happen from outside, between two steps
@@ -326,9 +350,10 @@ class ServingEngine:
 
     def bring_up_to_date(self) -> None:
         """Write into the tables what their members appended since they were looked at."""
+        arrays, step = self.ledger.arrays, int(self.state[s.STEP])
         for request in self.serving.running[: self.state[s.RUNNING]].tolist():
             if self.rows[request, s.STATUS] == s.DECODES:
-                members.catch_up(self.ledger.arrays, self.serving, request, self.state[s.STEP])
+                members.catch_up(arrays.scalars, arrays.tables, self.rows, request, step)
 
     def _reads(self, running: np.ndarray) -> int:
         total = 0

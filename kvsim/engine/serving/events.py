@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.decoding import next_look, start_decoding
 from kvsim.engine.serving.members import (
     begin_anew,
     catch_up,
     drop,
     enter,
     exit_running,
+    next_look,
+    start_decoding,
     strike,
 )
 from kvsim.engine.serving.waiting import leave
@@ -28,7 +29,7 @@ def cancel(arrays, serving, request):
         return False
     if status in (s.PREFILLS, s.DECODES):
         drop(arrays, serving, request)
-        exit_running(serving, request)
+        exit_running(state, serving.running, request)
     elif status in (s.QUEUED, s.SWAPPED):
         leave(serving, request)
     if requests[request, s.SEQUENCE] >= 0:
@@ -51,7 +52,7 @@ def adopt(arrays, serving, parent, child, since):
     scalars, tables, _, entries, dead, holders, position, _, _ = arrays
     state, requests = serving.state, serving.requests
     page_tokens = scalars[f.PAGE_TOKENS]
-    catch_up(arrays, serving, parent, since)
+    catch_up(scalars, tables, requests, parent, since)
     answer = fork(arrays, requests[parent, s.SEQUENCE])
     if answer != f.OK:
         return answer
@@ -63,8 +64,8 @@ def adopt(arrays, serving, parent, child, since):
     requests[child, s.SEQUENCE] = sequence
     if requests[parent, s.TOUCH] > since:
         # Its last page is shared now, so its next row needs a copy.
-        strike(serving, parent)
-        next_look(arrays, serving, parent)
+        strike(requests, serving.calendar, parent)
+        next_look(tables, state, requests, serving.calendar, parent)
     for field in (
         s.GENERATED,
         s.COMPUTED,
@@ -75,6 +76,6 @@ def adopt(arrays, serving, parent, child, since):
         s.BEST,
     ):
         requests[child, field] = requests[parent, field]
-    enter(serving, child)
-    start_decoding(arrays, serving, child, since)
+    enter(state, requests, serving.running, child)
+    start_decoding(scalars, tables, state, requests, serving.calendar, child, since)
     return f.OK

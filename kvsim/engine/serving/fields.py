@@ -70,7 +70,8 @@ WROTE = 63  # decoding members that write a row in the step under way
 PLANES = 64  # planes of a row: one of them is what a rotation reads, and one what it writes
 TURNED_BEFORE = 65  # ROTATED_ROWS_TOTAL at that time
 PRESS_WANTED = 66  # whether the next step begins with an eviction under pressure
-STATE_SIZE = 67
+TOUCH_ALL = 67  # whether every member is looked at in every step
+STATE_SIZE = 68
 
 # requests, int64 [request, field].
 ARRIVAL_NS = 0
@@ -105,7 +106,9 @@ DRAWN = 28  # number that its fixed priorities are drawn from
 CHUNK = 29  # tokens that it computed in step CHUNK_STEP
 CHUNK_STEP = 30
 HOST_PAGES_OF = 31  # its pages in host memory, while SWAPPED
-REQUEST_FIELDS = 32
+HEAPED = 32  # slots of it in its heap of candidates,
+HEAP_NEXT = 33  # and the first one that was never put in
+REQUEST_FIELDS = 34
 
 # STATUS
 TO_COME = 0

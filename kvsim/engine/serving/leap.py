@@ -6,17 +6,20 @@ before a step begins or an admission changes anything, so that the same call goe
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvsim.engine.costs.roofline import step_ns
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.decoding import (
-    let_leave,
-    look,
-    next_look,
-    press_first,
-    start_decoding,
-)
+from kvsim.engine.serving.decoding import finish, leavers, look, press_first
 from kvsim.engine.serving.events import adopt
-from kvsim.engine.serving.members import fork_entries, readable, strike
+from kvsim.engine.serving.members import (
+    first_prefilling,
+    fork_entries,
+    next_look,
+    readable,
+    start_decoding,
+    strike,
+)
 from kvsim.engine.serving.prefilling import admit, prefill
 from kvsim.engine.serving.victims import evict_to_budget
 from kvsim.engine.serving.waiting import arrive
@@ -27,10 +30,8 @@ from kvsim.paging.prefix import set_ceiling
 
 
 @kernel
-def room_for_a_step(arrays, serving):
+def room_for_a_step(scalars, state, entries):
     """Answer GROW unless the arrays have room for whatever the next step may need."""
-    scalars, _, _, entries, _, _, _, _, _ = arrays
-    state = serving.state
     members = state[s.MAX_RUNNING]
     pages = 4 * members + state[s.STEP_TOKENS] // scalars[f.PAGE_TOKENS] + 8
     taken = scalars[f.HELD] + scalars[f.CACHED] + scalars[f.PARKED]
@@ -47,37 +48,38 @@ def room_for_a_step(arrays, serving):
 
 
 @kernel
-def duration(arrays, serving):
+def duration(scalars, scopes, state, cost):
     """Work out how long the step under way takes, and book what it read."""
-    scalars, _, _, _, _, _, _, scopes, _ = arrays
-    state = serving.state
     reads = state[s.READS] + state[s.WROTE]
     state[s.READS] = reads
     state[s.READS_TOTAL] += reads
     copied = scalars[f.COPIED_BYTES_TOTAL] - state[s.MOVED_BEFORE]
     turned = scalars[f.ROTATED_ROWS_TOTAL] - state[s.TURNED_BEFORE]
-    state[s.MOVED_BEFORE] = scalars[f.COPIED_BYTES_TOTAL]
-    state[s.TURNED_BEFORE] = scalars[f.ROTATED_ROWS_TOTAL]
-    token_bytes = rows_of(scalars, scopes, 0, f.BYTES)
-    plane_bytes = token_bytes // (rows_of(scalars, scopes, 0, f.ROWS) * state[s.PLANES])
+    moved = np.int64(0)
+    host = np.int64(0)
+    if copied or turned or state[s.HOST_PAGES]:
+        state[s.MOVED_BEFORE] = scalars[f.COPIED_BYTES_TOTAL]
+        state[s.TURNED_BEFORE] = scalars[f.ROTATED_ROWS_TOTAL]
+        token_bytes = rows_of(scalars, scopes, 0, f.BYTES)
+        plane_bytes = token_bytes // (rows_of(scalars, scopes, 0, f.ROWS) * state[s.PLANES])
+        # A moved row is read and written; a rotation reads one plane and writes another.
+        moved = 2 * (copied + turned * plane_bytes)
+        host = state[s.HOST_PAGES] * token_bytes * scalars[f.PAGE_TOKENS]
     return step_ns(
-        serving.cost,
+        cost,
         state[s.WROTE],
         reads,
         state[s.CHUNK_TOKENS],
         state[s.CHUNK_READS],
         state[s.CHUNK_PAIRS],
-        # A moved row is read and written; a rotation reads one plane and writes another.
-        2 * (copied + turned * plane_bytes),
-        state[s.HOST_PAGES] * token_bytes * scalars[f.PAGE_TOKENS],
+        moved,
+        host,
     )
 
 
 @kernel
-def complete(arrays, serving, request):
+def complete(arrays, serving, scalars, tables, state, requests, calendar, request):
     """Let a member whose known tokens are all computed generate one and decode, with its forks."""
-    scalars, tables, _, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
     first = requests[request, s.GENERATED] == 0
     state[s.PREFILLING] -= 1
     state[s.FORK_ENTRIES] -= fork_entries(requests, request, scalars[f.PAGE_TOKENS])
@@ -88,7 +90,7 @@ def complete(arrays, serving, request):
         state[s.GENERATED_TOTAL] += 1
         if requests[request, s.FIRST_NS] < 0:
             requests[request, s.FIRST_NS] = state[s.NOW]
-    start_decoding(arrays, serving, request, state[s.STEP])
+    start_decoding(scalars, tables, state, requests, calendar, request, state[s.STEP])
     if first and requests[request, s.OUTPUT] > 0:
         for sample in range(requests[request, s.SAMPLES] - 1):
             child = requests[request, s.FIRST_CHILD] + sample
@@ -108,32 +110,28 @@ def evict_from(arrays, serving, request):
         state[s.READS] += readable(tables, sequence, scalars[f.PAGE_TOKENS]) - old
         if state[s.WHEN] != s.EVERY_STEP:
             # The room that its table had is not known any more.
-            strike(serving, request)
-            next_look(arrays, serving, request)
+            strike(requests, serving.calendar, request)
+            next_look(tables, state, requests, serving.calendar, request)
 
 
 @kernel
-def after_tokens(arrays, serving):
-    """End a step: tokens are generated, prefills complete, and what a policy wants is evicted."""
-    state, requests, running = serving.state, serving.requests, serving.running
-    state[s.GENERATED_TOTAL] += state[s.WROTE]
-    if state[s.WROTE]:
-        state[s.LAST_PROGRESS] = state[s.STEP]
-    decoded = state[s.WROTE]
+def after_tokens(arrays, serving, scalars, tables, state, requests, running, calendar):
+    """Complete the prefills of a step, and evict what a policy wants after it."""
     state[s.DUE] = 0
     before = state[s.RUNNING]
-    every = state[s.WHEN] == s.EVERY_STEP and state[s.EVICTION] != s.NO_EVICTION
-    if state[s.PREFILLING] == 0 and not (every and decoded):
-        return
     evicts = state[s.EVICTION] != s.NO_EVICTION and state[s.WHEN] != s.UNDER_PRESSURE
-    for at in range(before):
+    every = evicts and state[s.WHEN] == s.EVERY_STEP
+    begin = np.int64(0)
+    if not every:
+        begin = first_prefilling(state, requests, running)
+    for at in range(begin, before):
         member = running[at]
         evict = every
         if requests[member, s.STATUS] == s.PREFILLS:
             known = requests[member, s.INPUT] + requests[member, s.GENERATED]
             if requests[member, s.COMPUTED] < known:
                 continue
-            complete(arrays, serving, member)
+            complete(arrays, serving, scalars, tables, state, requests, calendar, member)
             evict = evicts
         if evict:
             serving.due[state[s.DUE]] = member
@@ -150,34 +148,55 @@ def after_tokens(arrays, serving):
 
 
 @kernel
-def end_step(arrays, serving):
-    """Sample what is sampled at the end of a step."""
-    scalars, _, _, _, _, _, _, _, _ = arrays
-    state = serving.state
-    scalars[f.HELD_PEAK] = max(scalars[f.HELD_PEAK], scalars[f.HELD])
-    state[s.READS] += state[s.LATE_READS]
-    state[s.LATE_READS] = 0
-    state[s.PAGE_INTEGRAL] += scalars[f.HELD]
-    state[s.TOKEN_STEPS] += state[s.RUNNING]
-    state[s.PHASE] = s.AT_START
-
-
-@kernel
 def leap(arrays, serving, until_ns, most_steps, placed):
     """Take steps until time `until_ns` or step `most_steps`; see fields for the answers."""
-    scalars, _, pages, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
+    scalars, tables, pages, entries, dead, holders, position, scopes, plan = arrays
+    state, requests, running = serving.state, serving.requests, serving.running
+    calendar, today, heap = serving.calendar, serving.today, serving.heap
+    keys, page_of, hits, cost = serving.keys, serving.page_of, serving.hits, serving.cost
+    plain = holders.shape[0] + position.shape[0] == 0
+    every = state[s.WHEN] == s.EVERY_STEP and state[s.EVICTION] != s.NO_EVICTION
+    phase = state[s.PHASE]
+    ended = phase == s.AT_EVICTED
     while True:
-        if state[s.PHASE] == s.AT_EVICTED:
-            end_step(arrays, serving)
-        if state[s.PHASE] == s.AT_START:
-            let_leave(arrays, serving)
+        if ended:
+            # What is sampled at the end of a step.
+            scalars[f.HELD_PEAK] = max(scalars[f.HELD_PEAK], scalars[f.HELD])
+            state[s.READS] += state[s.LATE_READS]
+            state[s.LATE_READS] = 0
+            state[s.PAGE_INTEGRAL] += scalars[f.HELD]
+            state[s.TOKEN_STEPS] += state[s.RUNNING]
+            phase = s.AT_START
+            ended = False
+            if state[s.STEP] - state[s.LAST_PROGRESS] > s.PATIENCE_STEPS:
+                state[s.PHASE] = phase
+                return s.LIVELOCK
+        if phase == s.AT_START:
+            leaving = leavers(requests, calendar, today, state[s.STEP])
+            for at in range(leaving):
+                finish(
+                    scalars,
+                    tables,
+                    pages,
+                    entries,
+                    scopes,
+                    state,
+                    requests,
+                    running,
+                    keys,
+                    page_of,
+                    today[at],
+                )
             if state[s.NOW] >= until_ns or state[s.STEP] >= most_steps:
+                state[s.PHASE] = phase
                 return s.UNTIL
-            arrive(serving)
+            ahead = state[s.NEXT_ARRIVAL]
+            if ahead < state[s.ARRIVED] and requests[ahead, s.ARRIVAL_NS] <= state[s.NOW]:
+                arrive(state, requests, heap)
             if state[s.CEILING] != scalars[f.CEILING] and scalars[f.CEILING] <= scalars[f.PAGES]:
                 set_ceiling(scalars, pages, state[s.CEILING])
-            if room_for_a_step(arrays, serving) != f.OK:
+            if room_for_a_step(scalars, state, entries) != f.OK:
+                state[s.PHASE] = phase
                 return s.GROW
             state[s.PREEMPTED] = 0
             state[s.PRESSED] = 0
@@ -188,17 +207,56 @@ def leap(arrays, serving, until_ns, most_steps, placed):
             state[s.WROTE] = state[s.DECODING]
             if state[s.PRESS_WANTED]:
                 press_first(arrays, serving)
-            look(arrays, serving, placed)
+            if state[s.DECODING]:
+                look(
+                    arrays,
+                    serving,
+                    placed,
+                    scalars,
+                    tables,
+                    pages,
+                    entries,
+                    scopes,
+                    state,
+                    requests,
+                    calendar,
+                    today,
+                    keys,
+                    page_of,
+                    plain,
+                )
             state[s.BUDGET] = state[s.STEP_TOKENS] - state[s.WROTE]
             if state[s.PREFILLING]:
                 prefill(arrays, serving, placed)
-            state[s.PHASE] = s.AT_ADMISSION
         if not state[s.PREEMPTED] and not state[s.PRESS_WANTED] and state[s.WAITING]:
-            if admit(arrays, serving, placed) != f.OK:
+            answer = admit(
+                arrays,
+                serving,
+                placed,
+                scalars,
+                tables,
+                pages,
+                entries,
+                dead,
+                holders,
+                position,
+                scopes,
+                plan,
+                state,
+                requests,
+                running,
+                keys,
+                page_of,
+                hits,
+            )
+            if answer != f.OK:
+                state[s.PHASE] = s.AT_ADMISSION
                 return s.GROW
-        if state[s.WROTE] == 0 and state[s.CHUNK_TOKENS] == 0 and state[s.HOST_PAGES] == 0:
+        phase = s.AT_START
+        wrote = state[s.WROTE]
+        if wrote == 0 and state[s.CHUNK_TOKENS] == 0 and state[s.HOST_PAGES] == 0:
             # Nobody has a token: no step is taken.
-            state[s.PHASE] = s.AT_START
+            state[s.PHASE] = phase
             if state[s.PREEMPTED] or state[s.PRESS_WANTED]:
                 continue
             if state[s.WAITING] == 0 and state[s.NEXT_ARRIVAL] == state[s.ARRIVED]:
@@ -210,14 +268,16 @@ def leap(arrays, serving, until_ns, most_steps, placed):
             arrival = requests[state[s.NEXT_ARRIVAL], s.ARRIVAL_NS]
             state[s.NOW] = max(state[s.NOW], min(arrival, until_ns))
             continue
-        time = duration(arrays, serving)
+        time = duration(scalars, scopes, state, cost)
         state[s.NOW] += time
         state[s.BUSY_NS] += time
         state[s.STEP] += 1
-        after_tokens(arrays, serving)
-        if state[s.DUE]:
-            state[s.PHASE] = s.AT_EVICTED
-            return s.POLICY_DUE
-        end_step(arrays, serving)
-        if state[s.STEP] - state[s.LAST_PROGRESS] > s.PATIENCE_STEPS:
-            return s.LIVELOCK
+        state[s.GENERATED_TOTAL] += wrote
+        if wrote:
+            state[s.LAST_PROGRESS] = state[s.STEP]
+        if state[s.PREFILLING] or (every and wrote):
+            after_tokens(arrays, serving, scalars, tables, state, requests, running, calendar)
+            if state[s.DUE]:
+                state[s.PHASE] = s.AT_EVICTED
+                return s.POLICY_DUE
+        ended = True

@@ -15,10 +15,9 @@ from kvsim.paging.swapping import swap_out
 
 
 @kernel
-def enter(serving, request):
+def enter(state, requests, running, request):
     """Put a request at the end of the running order."""
-    state, requests = serving.state, serving.requests
-    serving.running[state[s.RUNNING]] = request
+    running[state[s.RUNNING]] = request
     requests[request, s.RANK] = state[s.STAMP]
     state[s.STAMP] += 1
     state[s.RUNNING] += 1
@@ -26,9 +25,8 @@ def enter(serving, request):
 
 
 @kernel
-def exit_running(serving, request):
+def exit_running(state, running, request):
     """Take a request out of the running order."""
-    state, running = serving.state, serving.running
     at = state[s.RUNNING] - 1
     while running[at] != request:
         at -= 1
@@ -38,27 +36,46 @@ def exit_running(serving, request):
 
 
 @kernel
-def note(serving, request, step):
+def first_prefilling(state, requests, running):
+    """Return where the first prefilling member stands: most often near the end of the order."""
+    at = state[s.RUNNING]
+    missing = state[s.PREFILLING]
+    while missing > 0:
+        at -= 1
+        missing -= requests[running[at], s.STATUS] == s.PREFILLS
+    return at
+
+
+@kernel
+def note(requests, calendar, request, step):
     """Write down that a member has to be looked at in a step, at most page_tokens ahead."""
-    calendar = serving.calendar
     last = calendar.shape[1] - 1
     day = step % calendar.shape[0]
-    serving.requests[request, s.TOUCH] = step
+    requests[request, s.TOUCH] = step
     calendar[day, calendar[day, last]] = request
     calendar[day, last] += 1
 
 
 @kernel
-def strike(serving, request):
+def strike(requests, calendar, request):
     """Take a member off the calendar, if it stands there."""
-    calendar = serving.calendar
     last = calendar.shape[1] - 1
-    day = serving.requests[request, s.TOUCH] % calendar.shape[0]
+    day = requests[request, s.TOUCH] % calendar.shape[0]
     for at in range(calendar[day, last]):
         if calendar[day, at] == request:
             calendar[day, last] -= 1
             calendar[day, at] = calendar[day, calendar[day, last]]
             break
+
+
+@kernel
+def next_look(tables, state, requests, calendar, request):
+    """Put a decoding member that is up to date onto the calendar."""
+    ahead = np.int64(0)
+    if not state[s.TOUCH_ALL]:
+        left = requests[request, s.OUTPUT] - requests[request, s.GENERATED]
+        ahead = min(tables[requests[request, s.SEQUENCE], f.ROOM], left)
+    note(requests, calendar, request, requests[request, s.SINCE] + ahead)
 
 
 @kernel
@@ -82,14 +99,12 @@ def readable(tables, sequence, page_tokens):
 
 
 @kernel
-def catch_up(arrays, serving, request, step):
+def catch_up(scalars, tables, requests, request, step):
     """Write into a decoding member's table what it appended in the steps before `step`.
 
     If it has its row of `step` already, nothing is written; GENERATED still counts the tokens
-    generated before `step` afterwards.
+    generated before `step` afterwards. Returns the rows written, -1 in that case.
     """
-    scalars, tables, _, _, _, _, _, _, _ = arrays
-    requests = serving.requests
     used = step - requests[request, s.SINCE]
     requests[request, s.GENERATED] += used
     requests[request, s.SINCE] = step
@@ -99,6 +114,17 @@ def catch_up(arrays, serving, request, step):
         tables[sequence, f.ROOM] -= used
         scalars[f.APPENDED_TOTAL] += used
     return used
+
+
+@kernel
+def start_decoding(scalars, tables, state, requests, calendar, request, since):
+    """Let a member whose rows are all computed write its next row in step `since`."""
+    requests[request, s.STATUS] = s.DECODES
+    requests[request, s.SINCE] = since
+    state[s.DECODING] += 1
+    sequence = requests[request, s.SEQUENCE]
+    state[s.LATE_READS] += readable(tables, sequence, scalars[f.PAGE_TOKENS])
+    next_look(tables, state, requests, calendar, request)
 
 
 @kernel
@@ -128,7 +154,7 @@ def fork_entries(requests, request, page_tokens):
 @kernel
 def begin_anew(requests, request):
     """Forget what a request had in the cache."""
-    for field in (s.COMPUTED, s.SPARSE, s.DONE_PAGES, s.HIT_TOKENS):
+    for field in (s.COMPUTED, s.SPARSE, s.DONE_PAGES, s.HIT_TOKENS, s.HEAPED, s.HEAP_NEXT):
         requests[request, field] = 0
     requests[request, s.SEQUENCE] = -1
 
@@ -145,12 +171,12 @@ def drop(arrays, serving, request):
     step = state[s.STEP]
     sequence = requests[request, s.SEQUENCE]
     if requests[request, s.STATUS] == s.DECODES:
-        wrote = catch_up(arrays, serving, request, step) < 0
+        wrote = catch_up(scalars, tables, requests, request, step) < 0
         state[s.READS] -= readable(tables, sequence, page_tokens) - wrote
         state[s.DECODING] -= 1
         state[s.WROTE] -= 1
         state[s.BUDGET] += 1
-        strike(serving, request)
+        strike(requests, serving.calendar, request)
         return wrote
     if requests[request, s.CHUNK_STEP] == step:
         chunk = requests[request, s.CHUNK]
@@ -173,7 +199,7 @@ def preempt(arrays, serving, request):
     state, requests = serving.state, serving.requests
     decodes = requests[request, s.STATUS] == s.DECODES
     wrote = drop(arrays, serving, request)
-    exit_running(serving, request)
+    exit_running(state, serving.running, request)
     sequence = requests[request, s.SEQUENCE]
     if decodes and state[s.PREEMPTION] == s.SWAP:
         if wrote:

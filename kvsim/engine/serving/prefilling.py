@@ -5,28 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.decoding import start_decoding
 from kvsim.engine.serving.members import (
     enter,
+    first_prefilling,
     fork_entries,
     preempt,
+    start_decoding,
     victim_of_preemption,
 )
 from kvsim.engine.serving.publishing import find_hits, publish_rows, publish_tomorrow
-from kvsim.engine.serving.waiting import first, leave
+from kvsim.engine.serving.waiting import first, leave, pop_front
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.append import append
-from kvsim.paging.lifecycle import open_sequence
+from kvsim.paging.append import append, append_alone
+from kvsim.paging.lifecycle import open_tables
 from kvsim.paging.prefix import attach
 from kvsim.paging.segments import missing
 from kvsim.paging.swapping import swap_in
 
 
 @kernel
-def computed(arrays, serving, request, chunk):
+def computed(tables, pages, entries, state, requests, keys, page_of, page_tokens, request, chunk):
     """Book a chunk whose rows were appended."""
-    state, requests = serving.state, serving.requests
     before = requests[request, s.COMPUTED]
     requests[request, s.COMPUTED] = before + chunk
     requests[request, s.CHUNK] = chunk
@@ -39,13 +39,24 @@ def computed(arrays, serving, request, chunk):
     if before + chunk > requests[request, s.BEST]:
         requests[request, s.BEST] = before + chunk
         state[s.LAST_PROGRESS] = state[s.STEP]
-    publish_rows(arrays, serving, request, before + chunk)
+    publish_rows(
+        tables,
+        pages,
+        entries,
+        state,
+        requests,
+        keys,
+        page_of,
+        page_tokens,
+        request,
+        before + chunk,
+    )
 
 
 @kernel
 def prefill(arrays, serving, placed):
     """Give every prefilling member its next chunk, in running order."""
-    scalars, _, _, _, _, _, _, _, _ = arrays
+    scalars, tables, pages, entries, _, _, _, _, _ = arrays
     state, requests, running, today = (
         serving.state,
         serving.requests,
@@ -54,7 +65,7 @@ def prefill(arrays, serving, placed):
     )
     publish_tomorrow(arrays, serving)
     count = np.int64(0)
-    for at in range(state[s.RUNNING]):
+    for at in range(first_prefilling(state, requests, running), state[s.RUNNING]):
         if requests[running[at], s.STATUS] == s.PREFILLS:
             today[count] = running[at]
             count += 1
@@ -79,13 +90,23 @@ def prefill(arrays, serving, placed):
             answer = append(arrays, requests[member, s.SEQUENCE], chunk, placed)
         if answer == f.OK:
             scalars[f.PLAN] = 0
-            computed(arrays, serving, member, chunk)
+            computed(
+                tables,
+                pages,
+                entries,
+                state,
+                requests,
+                serving.keys,
+                serving.page_of,
+                scalars[f.PAGE_TOKENS],
+                member,
+                chunk,
+            )
 
 
 @kernel
-def block(serving, request, room):
+def block(state, request, room):
     """Remember why the head of the queue was not admitted, so as not to look at it in vain."""
-    state = serving.state
     state[s.BLOCKED] = request
     state[s.BLOCKED_ROOM] = room
     state[s.BLOCKED_BUDGET] = state[s.BUDGET]
@@ -93,12 +114,11 @@ def block(serving, request, room):
 
 
 @kernel
-def still_blocked(serving, request, room):
+def still_blocked(state, request, room):
     """Tell whether nothing has changed that could let a refused request in.
 
     Its need grows with the budget, and falls only when a shared page is published.
     """
-    state = serving.state
     return (
         state[s.BLOCKED] == request
         and room <= state[s.BLOCKED_ROOM]
@@ -110,6 +130,7 @@ def still_blocked(serving, request, room):
 @kernel
 def admit_swapped(arrays, serving, request, room):
     """Let a request come back with its rows, if there are pages for them."""
+    scalars, tables, _, _, _, _, _, _, _ = arrays
     state, requests = serving.state, serving.requests
     count = requests[request, s.HOST_PAGES_OF]
     if count > room:
@@ -119,23 +140,45 @@ def admit_swapped(arrays, serving, request, room):
     state[s.HOST_PAGES] += count
     state[s.SWAPPED_PAGES_TOTAL] += count
     requests[request, s.HOST_PAGES_OF] = 0
-    enter(serving, request)
-    start_decoding(arrays, serving, request, state[s.STEP] + 1)
+    enter(state, requests, serving.running, request)
+    start_decoding(
+        scalars, tables, state, requests, serving.calendar, request, state[s.STEP] + 1
+    )
     return True
 
 
 @kernel
-def admit(arrays, serving, placed):
+def admit(
+    arrays,
+    serving,
+    placed,
+    scalars,
+    tables,
+    pages,
+    entries,
+    dead,
+    holders,
+    position,
+    scopes,
+    plan,
+    state,
+    requests,
+    running,
+    keys,
+    page_of,
+    hits,
+):
     """Admit requests from the head of the queue until one does not fit.
 
-    Answers GROW, with nothing changed for that request, if the arena lacks entries.
+    Answers GROW, with nothing changed for that request, if the arena lacks entries. The bundles
+    are for what happens seldom.
     """
-    scalars, _, _, entries, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
     page_tokens = scalars[f.PAGE_TOKENS]
     looked = False
     while state[s.WAITING] > 0 and state[s.BUDGET] > 0:
-        request = first(serving)
+        request = state[s.WAIT_HEAD]
+        if state[s.ADMISSION] == s.BY_PRIORITY:
+            request = first(serving)
         room = min(scalars[f.CEILING], scalars[f.PAGES]) - scalars[f.HELD]
         if state[s.RUNNING] > 0:
             room -= state[s.WATERMARK]
@@ -148,33 +191,65 @@ def admit(arrays, serving, placed):
             if not admit_swapped(arrays, serving, request, room):
                 break
             continue
-        if still_blocked(serving, request, room):
+        if still_blocked(state, request, room):
             break
-        if not looked:
+        if not looked and state[s.PREFIX] != s.NO_CACHE:
             publish_tomorrow(arrays, serving)
             looked = True
         known = requests[request, s.INPUT] + requests[request, s.GENERATED]
-        found, unheld = find_hits(arrays, serving, request, known)
+        found, unheld = find_hits(
+            pages, state, requests, keys, page_of, hits, page_tokens, request, known
+        )
         hit_tokens = found * page_tokens
         chunk = min(known - hit_tokens, state[s.BUDGET])
         need = (hit_tokens + chunk + page_tokens - 1) // page_tokens - found + unheld
         if need > room or (not state[s.CHUNKED] and chunk < known - hit_tokens):
-            block(serving, request, room)
+            block(state, request, room)
             break
         total = requests[request, s.INPUT] + requests[request, s.OUTPUT]
         capacity = (total + page_tokens - 1) // page_tokens
-        segments = missing(0, capacity) + fork_entries(requests, request, page_tokens)
+        later = fork_entries(requests, request, page_tokens)
+        segments = missing(0, capacity) + later
         if scalars[f.ARENA_TOP] + state[s.FORK_ENTRIES] + segments > entries.shape[1]:
             scalars[f.GROW_WHAT] = f.GROW_ARENA
             scalars[f.NEED] = state[s.FORK_ENTRIES] + segments
             return s.GROW
-        leave(serving, request)
+        if state[s.ADMISSION] == s.BY_PRIORITY:
+            leave(serving, request)
+        else:
+            pop_front(state, requests)
         # Table rows were made for all seats, so this and the append cannot fail.
-        open_sequence(arrays)
+        open_tables(scalars, tables)
         sequence = scalars[f.MEMBER]
         scalars[f.MEMBER] = 0
-        attach(arrays, sequence, serving.hits, found, capacity)
-        append(arrays, sequence, chunk, placed)
+        attach(
+            scalars,
+            tables,
+            pages,
+            entries,
+            dead,
+            holders,
+            position,
+            scopes,
+            sequence,
+            hits,
+            found,
+            capacity,
+        )
+        append_alone(
+            scalars,
+            tables,
+            pages,
+            entries,
+            dead,
+            holders,
+            position,
+            scopes,
+            plan,
+            sequence,
+            chunk,
+            placed,
+        )
         requests[request, s.STATUS] = s.PREFILLS
         requests[request, s.SEQUENCE] = sequence
         requests[request, s.COMPUTED] = hit_tokens
@@ -184,8 +259,19 @@ def admit(arrays, serving, placed):
             requests[request, s.SCHEDULED_NS] = state[s.NOW]
         state[s.HIT_TOKENS_TOTAL] += hit_tokens
         state[s.PREFILLING] += 1
-        state[s.FORK_ENTRIES] += fork_entries(requests, request, page_tokens)
+        state[s.FORK_ENTRIES] += later
         state[s.FORK_SEATS] += seats - 1
-        enter(serving, request)
-        computed(arrays, serving, request, chunk)
+        enter(state, requests, running, request)
+        computed(
+            tables,
+            pages,
+            entries,
+            state,
+            requests,
+            keys,
+            page_of,
+            page_tokens,
+            request,
+            chunk,
+        )
     return f.OK

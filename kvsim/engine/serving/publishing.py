@@ -19,21 +19,18 @@ def key_of(requests, keys, request, page):
 
 
 @kernel
-def publish_rows(arrays, serving, request, rows):
+def publish_rows(tables, pages, entries, state, requests, keys, page_of, page_tokens, request, rows):
     """Enter the full pages among the first `rows` rows of a request that were not entered yet."""
-    scalars, tables, pages, entries, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
     if state[s.PREFIX] == s.NO_CACHE or requests[request, s.SPARSE]:
         return
-    page_tokens = scalars[f.PAGE_TOKENS]
     if state[s.PUBLISH] == s.PROMPT:
         rows = min(rows, requests[request, s.INPUT])
     start = tables[requests[request, s.SEQUENCE], f.START]
     done = requests[request, s.DONE_PAGES]
     while (done + 1) * page_tokens <= rows:
-        key = key_of(requests, serving.keys, request, done)
+        key = key_of(requests, keys, request, done)
         page = np.int64(entries[f.PAGE, start + done])
-        if publish(pages, serving.page_of, page, key) and key < state[s.GIVEN_KEYS]:
+        if publish(pages, page_of, page, key) and key < state[s.GIVEN_KEYS]:
             state[s.PUBLISHED] += 1
         done += 1
     requests[request, s.DONE_PAGES] = done
@@ -45,7 +42,7 @@ def publish_tomorrow(arrays, serving):
 
     They are among those whose room is used up, hence who have to be looked at in the next step.
     """
-    scalars, tables, _, _, _, _, _, _, _ = arrays
+    scalars, tables, pages, entries, _, _, _, _, _ = arrays
     state, requests, calendar = serving.state, serving.requests, serving.calendar
     if state[s.PREFIX] == s.NO_CACHE:
         return
@@ -63,28 +60,37 @@ def publish_tomorrow(arrays, serving):
         member = np.int64(calendar[day, place])
         sequence = requests[member, s.SEQUENCE]
         ahead = state[s.STEP] + 1 - requests[member, s.SINCE]
-        publish_rows(arrays, serving, member, tables[sequence, f.CURSOR] + ahead)
+        publish_rows(
+            tables,
+            pages,
+            entries,
+            state,
+            requests,
+            serving.keys,
+            serving.page_of,
+            scalars[f.PAGE_TOKENS],
+            member,
+            tables[sequence, f.CURSOR] + ahead,
+        )
 
 
 @kernel
-def find_hits(arrays, serving, request, known):
+def find_hits(pages, state, requests, keys, page_of, hits, page_tokens, request, known):
     """Find a request's leading pages in the index, into `hits`.
 
     Returns how many, and how many of them nobody holds.
     """
-    scalars, _, pages, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
     if state[s.PREFIX] == s.NO_CACHE:
         return np.int64(0), np.int64(0)
-    most = (known - 1) // scalars[f.PAGE_TOKENS]
+    most = (known - 1) // page_tokens
     found = np.int64(0)
     unheld = np.int64(0)
     while found < most:
-        key = key_of(requests, serving.keys, request, found)
-        page = page_with(pages, serving.page_of, key)
+        key = key_of(requests, keys, request, found)
+        page = page_with(pages, page_of, key)
         if page < 0:
             break
-        serving.hits[found] = page
+        hits[found] = page
         unheld += pages[f.REFCOUNT, page] == 0
         found += 1
     return found, unheld

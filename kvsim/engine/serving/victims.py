@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
+from kvsim.engine.serving.candidates import put, take
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.eviction import evict
+from kvsim.paging.eviction import evict, evict_one
 
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xBF58476D1CE4E5B9)
@@ -110,7 +111,7 @@ def runs_of(arrays, serving, sequence, number, first, last, runs):
     size = state[s.RUN_TOKENS]
     random = state[s.EVICTION] == s.RANDOM
     begin = (first + size - 1) // size
-    means = np.empty(max(np.int64(0), last // size - begin), np.float64)
+    means = serving.means
     found = np.int64(0)
     for run in range(begin, last // size):
         total = 0.0
@@ -121,13 +122,25 @@ def runs_of(arrays, serving, sequence, number, first, last, runs):
                 live += 1
                 total += priority_of(state[s.SEED], number, slot) if random else slot
         if live:
-            means[found] = total / live
+            means[0, found] = total / live
+            means[1, found] = means[0, found]
             draws[0, found] = run
             found += 1
-    chosen = np.sort(np.argsort(means[:found], kind="mergesort")[:runs])
+    runs = min(runs, found)
+    if runs == 0:
+        return np.int64(0)
+    bound = nth_least(means[1], found, runs - 1)
+    below = np.int64(0)
+    for at in range(found):
+        below += means[0, at] < bound
+    # Ties: the oldest go.
+    ties = runs - below
     count = np.int64(0)
-    for at in range(chosen.shape[0]):
-        run = draws[0, chosen[at]]
+    for at in range(found):
+        if means[0, at] > bound or (means[0, at] == bound and ties == 0):
+            continue
+        ties -= means[0, at] == bound
+        run = draws[0, at]
         for slot in range(run * size, (run + 1) * size):
             there = entries[f.PAGE, start + slot // page_tokens] >= 0
             if there and not dead[start * page_tokens + slot]:
@@ -137,10 +150,53 @@ def runs_of(arrays, serving, sequence, number, first, last, runs):
 
 
 @kernel
+def remember(tables, dead, entries, serving, request, page_tokens, last):
+    """Put slots that have become old enough into a member's heap of candidates."""
+    state, requests = serving.state, serving.requests
+    sequence = requests[request, s.SEQUENCE]
+    start = tables[sequence, f.START]
+    base = start * page_tokens
+    size = requests[request, s.HEAPED]
+    slot = max(min(requests[request, s.HEAP_NEXT], tables[sequence, f.CURSOR]), state[s.SINKS])
+    while slot < last:
+        there = entries[f.PAGE, start + slot // page_tokens] >= 0
+        if there and not dead[base + slot]:
+            priority = priority_of(state[s.SEED], requests[request, s.DRAWN], slot)
+            put(serving.priorities, serving.candidates, base, size, priority, slot)
+            size += 1
+        slot += 1
+    requests[request, s.HEAPED] = size
+    requests[request, s.HEAP_NEXT] = slot
+
+
+@kernel
+def evict_one_by_one(arrays, serving, request, wanted, last):
+    """Evict the first candidates of a member one after the other; return how many went."""
+    scalars, tables, pages, entries, dead, _, _, scopes, _ = arrays
+    requests = serving.requests
+    sequence = requests[request, s.SEQUENCE]
+    page_tokens = scalars[f.PAGE_TOKENS]
+    base = tables[sequence, f.START] * page_tokens
+    remember(tables, dead, entries, serving, request, page_tokens, last)
+    count = min(wanted, requests[request, s.HEAPED])
+    for done in range(count):
+        size = requests[request, s.HEAPED]
+        slot = take(serving.priorities, serving.candidates, base, size)
+        requests[request, s.HEAPED] = size - 1
+        if slot < tables[sequence, f.CURSOR] - 1:
+            evict_one(scalars, tables, pages, entries, dead, scopes, sequence, slot)
+        else:
+            serving.victims[0] = slot
+            serving.starts[1] = 1
+            evict(arrays, sequence, serving.starts, serving.victims, serving.scratch)
+    return count
+
+
+@kernel
 def evict_to_budget(arrays, serving, request):
     """Evict from a member that is up to date until it keeps its budget; tell whether it did."""
-    _, tables, _, _, _, _, _, _, _ = arrays
-    state, requests = serving.state, serving.requests
+    scalars, tables, pages, entries, dead, holders, position, scopes, _ = arrays
+    state, requests, victims = serving.state, serving.requests, serving.victims
     sequence = requests[request, s.SEQUENCE]
     cursor = tables[sequence, f.CURSOR]
     live = cursor - tables[sequence, f.DEAD]
@@ -157,14 +213,21 @@ def evict_to_budget(arrays, serving, request):
     first = state[s.SINKS]
     last = cursor - state[s.RECENT]
     size = state[s.RUN_TOKENS]
-    if size == 1:
-        count = tokens_of(arrays, serving, sequence, number, first, last, live - kept)
+    if serving.candidates.shape[0]:
+        count = evict_one_by_one(arrays, serving, request, live - kept, last)
     else:
-        count = runs_of(arrays, serving, sequence, number, first, last, (live - kept) // size)
+        if size == 1:
+            count = tokens_of(arrays, serving, sequence, number, first, last, live - kept)
+        else:
+            count = runs_of(arrays, serving, sequence, number, first, last, (live - kept) // size)
+        plain = holders.shape[0] + position.shape[0] == 0
+        if count == 1 and plain and victims[0] < cursor - 1:
+            evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victims[0])
+        elif count > 0:
+            serving.starts[1] = count
+            evict(arrays, sequence, serving.starts, victims, serving.scratch)
     if count == 0:
         return False
-    serving.starts[1] = count
-    evict(arrays, sequence, serving.starts, serving.victims, serving.scratch)
     requests[request, s.SPARSE] = 1
     requests[request, s.EVICTED] += count
     state[s.EVICTED_TOTAL] += count

@@ -60,6 +60,7 @@ def join(serving, request, at_front):
     state, requests, heap = serving.state, serving.requests, serving.heap
     if state[s.ADMISSION] == s.BY_PRIORITY:
         push(requests, heap, state[s.WAITING], request)
+        state[s.WAITING] += 1
     elif at_front:
         requests[request, s.PREVIOUS] = -1
         requests[request, s.NEXT] = state[s.WAIT_HEAD]
@@ -68,15 +69,9 @@ def join(serving, request, at_front):
         else:
             state[s.WAIT_TAIL] = request
         state[s.WAIT_HEAD] = request
+        state[s.WAITING] += 1
     else:
-        requests[request, s.NEXT] = -1
-        requests[request, s.PREVIOUS] = state[s.WAIT_TAIL]
-        if state[s.WAIT_TAIL] >= 0:
-            requests[state[s.WAIT_TAIL], s.NEXT] = request
-        else:
-            state[s.WAIT_HEAD] = request
-        state[s.WAIT_TAIL] = request
-    state[s.WAITING] += 1
+        push_back(state, requests, request)
 
 
 @kernel
@@ -88,6 +83,31 @@ def first(serving):
     if state[s.ADMISSION] == s.BY_PRIORITY:
         return serving.heap[0]
     return state[s.WAIT_HEAD]
+
+
+@kernel
+def pop_front(state, requests):
+    """Take the first request out of the list."""
+    behind = requests[state[s.WAIT_HEAD], s.NEXT]
+    state[s.WAIT_HEAD] = behind
+    if behind >= 0:
+        requests[behind, s.PREVIOUS] = -1
+    else:
+        state[s.WAIT_TAIL] = -1
+    state[s.WAITING] -= 1
+
+
+@kernel
+def push_back(state, requests, request):
+    """Put a request at the end of the list."""
+    requests[request, s.NEXT] = -1
+    requests[request, s.PREVIOUS] = state[s.WAIT_TAIL]
+    if state[s.WAIT_TAIL] >= 0:
+        requests[state[s.WAIT_TAIL], s.NEXT] = request
+    else:
+        state[s.WAIT_HEAD] = request
+    state[s.WAIT_TAIL] = request
+    state[s.WAITING] += 1
 
 
 @kernel
@@ -113,13 +133,16 @@ def leave(serving, request):
 
 
 @kernel
-def arrive(serving):
+def arrive(state, requests, heap):
     """Let all requests that have arrived by now join the queue."""
-    state, requests = serving.state, serving.requests
     number = state[s.NEXT_ARRIVAL]
     while number < state[s.ARRIVED] and requests[number, s.ARRIVAL_NS] <= state[s.NOW]:
         if requests[number, s.STATUS] == s.TO_COME:
             requests[number, s.STATUS] = s.QUEUED
-            join(serving, number, False)
+            if state[s.ADMISSION] == s.BY_PRIORITY:
+                push(requests, heap, state[s.WAITING], number)
+                state[s.WAITING] += 1
+            else:
+                push_back(state, requests, number)
         number += 1
     state[s.NEXT_ARRIVAL] = number
