@@ -149,9 +149,7 @@ def run(
     return {**head, **columns, "outcome": outcome, "outcome_reason": reason}
 
 
-def _studied(
-    scenario: Scenario, study: Study, measured: Measured, series: Maps
-) -> dict[str, Any]:
+def _studied(scenario: Scenario, study: Study, measured: Measured, series: Maps) -> dict[str, Any]:
     """Return the row of a run that is not a token loop."""
     with _no_exit(scenario):
         study.check(scenario)

@@ -52,9 +52,7 @@ def take(priorities, slots, base, size):
         least = 2 * at + 1
         if least >= size:
             break
-        if least + 1 < size and goes_first(
-            priorities, slots, base + least + 1, base + least
-        ):
+        if least + 1 < size and goes_first(priorities, slots, base + least + 1, base + least):
             least += 1
         if not goes_first(priorities, slots, base + least, base + at):
             break

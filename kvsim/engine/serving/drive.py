@@ -98,7 +98,9 @@ class Drive:
         event.act(self.engine)
         self._to_come -= 1
 
-    def _sample(self, env: simpy.Environment, monitor: Monitor) -> Generator[simpy.Event, Any, None]:
+    def _sample(
+        self, env: simpy.Environment, monitor: Monitor
+    ) -> Generator[simpy.Event, Any, None]:
         while True:
             monitor(self.engine)
             yield env.timeout(self.sample_ns)

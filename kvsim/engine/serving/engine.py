@@ -25,7 +25,6 @@ from kvsim.engine.serving.settings import (
 from kvsim.engine.serving.unhashing import Unhashing
 from kvsim.errors import Infeasible, LedgerError, ScenarioError
 from kvsim.paging import Geometry, Ledger, Order
-from kvsim.paging import arrays as memory
 from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
 from kvsim.paging.prefix import set_ceiling
@@ -142,8 +141,9 @@ class ServingEngine:
             means=np.zeros((2, choosing // settings.eviction.run_tokens + 1)),
             starts=np.zeros(2, np.int64),
             victims=np.zeros(choosing, np.int64),
-            scratch=np.zeros(longest + 2 if ordering.stored or ordering.renumbers_alone else 0,
-                             np.int64),
+            scratch=np.zeros(
+                longest + 2 if ordering.stored or ordering.renumbers_alone else 0, np.int64
+            ),
             cost=cost,
             fraction=np.array([settings.eviction.fraction]),
         )

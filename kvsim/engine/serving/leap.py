@@ -168,7 +168,7 @@ def leap(arrays, serving, until_ns, most_steps, placed):
             state[s.TOKEN_STEPS] += state[s.RUNNING]
             phase = s.AT_START
             ended = False
-            if state[s.STEP] - state[s.LAST_PROGRESS] > s.PATIENCE_STEPS:
+            if state[s.STEP] - state[s.LAST_PROGRESS] >= s.PATIENCE_STEPS:
                 state[s.PHASE] = phase
                 return s.LIVELOCK
         if phase == s.AT_START:
@@ -261,9 +261,7 @@ def leap(arrays, serving, until_ns, most_steps, placed):
                 continue
             if state[s.WAITING] == 0 and state[s.NEXT_ARRIVAL] == state[s.ARRIVED]:
                 return s.DONE
-            if state[s.WAITING] and (
-                state[s.ADMISSION] == s.FCFS or state[s.NEXT_ARRIVAL] == state[s.ARRIVED]
-            ):
+            if state[s.WAITING]:
                 return s.STUCK
             arrival = requests[state[s.NEXT_ARRIVAL], s.ARRIVAL_NS]
             state[s.NOW] = max(state[s.NOW], min(arrival, until_ns))

@@ -38,7 +38,7 @@ def computed(tables, pages, entries, state, requests, keys, page_of, page_tokens
     state[s.PREFILLED_TOTAL] += chunk
     if before + chunk > requests[request, s.BEST]:
         requests[request, s.BEST] = before + chunk
-        state[s.LAST_PROGRESS] = state[s.STEP]
+        state[s.LAST_PROGRESS] = state[s.STEP] + 1
     publish_rows(
         tables,
         pages,
@@ -141,9 +141,7 @@ def admit_swapped(arrays, serving, request, room):
     state[s.SWAPPED_PAGES_TOTAL] += count
     requests[request, s.HOST_PAGES_OF] = 0
     enter(state, requests, serving.running, request)
-    start_decoding(
-        scalars, tables, state, requests, serving.calendar, request, state[s.STEP] + 1
-    )
+    start_decoding(scalars, tables, state, requests, serving.calendar, request, state[s.STEP] + 1)
     return True
 
 
@@ -203,7 +201,11 @@ def admit(
         hit_tokens = found * page_tokens
         chunk = min(known - hit_tokens, state[s.BUDGET])
         need = (hit_tokens + chunk + page_tokens - 1) // page_tokens - found + unheld
-        if need > room or (not state[s.CHUNKED] and chunk < known - hit_tokens):
+        if not state[s.CHUNKED] and chunk < known - hit_tokens:
+            # More budget would help here, which it never does where pages are missing.
+            state[s.BLOCKED] = -1
+            break
+        if need > room:
             block(state, request, room)
             break
         total = requests[request, s.INPUT] + requests[request, s.OUTPUT]

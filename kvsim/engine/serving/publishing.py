@@ -19,7 +19,9 @@ def key_of(requests, keys, request, page):
 
 
 @kernel
-def publish_rows(tables, pages, entries, state, requests, keys, page_of, page_tokens, request, rows):
+def publish_rows(
+    tables, pages, entries, state, requests, keys, page_of, page_tokens, request, rows
+):
     """Enter the full pages among the first `rows` rows of a request that were not entered yet."""
     if state[s.PREFIX] == s.NO_CACHE or requests[request, s.SPARSE]:
         return

@@ -157,7 +157,7 @@ def remember(tables, dead, entries, serving, request, page_tokens, last):
     start = tables[sequence, f.START]
     base = start * page_tokens
     size = requests[request, s.HEAPED]
-    slot = max(min(requests[request, s.HEAP_NEXT], tables[sequence, f.CURSOR]), state[s.SINKS])
+    slot = max(requests[request, s.HEAP_NEXT], state[s.SINKS])
     while slot < last:
         there = entries[f.PAGE, start + slot // page_tokens] >= 0
         if there and not dead[base + slot]:
@@ -170,25 +170,21 @@ def remember(tables, dead, entries, serving, request, page_tokens, last):
 
 
 @kernel
-def evict_one_by_one(arrays, serving, request, wanted, last):
-    """Evict the first candidates of a member one after the other; return how many went."""
-    scalars, tables, pages, entries, dead, _, _, scopes, _ = arrays
-    requests = serving.requests
-    sequence = requests[request, s.SEQUENCE]
-    page_tokens = scalars[f.PAGE_TOKENS]
-    base = tables[sequence, f.START] * page_tokens
+def first_candidates(tables, dead, entries, serving, request, page_tokens, wanted, last):
+    """Take the first candidates of a member into `victims`, ascending; return how many."""
+    requests, victims = serving.requests, serving.victims
+    base = tables[requests[request, s.SEQUENCE], f.START] * page_tokens
     remember(tables, dead, entries, serving, request, page_tokens, last)
     count = min(wanted, requests[request, s.HEAPED])
     for done in range(count):
         size = requests[request, s.HEAPED]
         slot = take(serving.priorities, serving.candidates, base, size)
         requests[request, s.HEAPED] = size - 1
-        if slot < tables[sequence, f.CURSOR] - 1:
-            evict_one(scalars, tables, pages, entries, dead, scopes, sequence, slot)
-        else:
-            serving.victims[0] = slot
-            serving.starts[1] = 1
-            evict(arrays, sequence, serving.starts, serving.victims, serving.scratch)
+        at = done
+        while at > 0 and victims[at - 1] > slot:
+            victims[at] = victims[at - 1]
+            at -= 1
+        victims[at] = slot
     return count
 
 
@@ -213,21 +209,25 @@ def evict_to_budget(arrays, serving, request):
     first = state[s.SINKS]
     last = cursor - state[s.RECENT]
     size = state[s.RUN_TOKENS]
-    if serving.candidates.shape[0]:
-        count = evict_one_by_one(arrays, serving, request, live - kept, last)
+    wanted = live - kept
+    if size > 1:
+        count = runs_of(arrays, serving, sequence, number, first, last, wanted // size)
+    elif serving.candidates.shape[0] and tables[sequence, f.DEAD]:
+        page_tokens = scalars[f.PAGE_TOKENS]
+        count = first_candidates(tables, dead, entries, serving, request, page_tokens, wanted, last)
     else:
-        if size == 1:
-            count = tokens_of(arrays, serving, sequence, number, first, last, live - kept)
-        else:
-            count = runs_of(arrays, serving, sequence, number, first, last, (live - kept) // size)
-        plain = holders.shape[0] + position.shape[0] == 0
-        if count == 1 and plain and victims[0] < cursor - 1:
-            evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victims[0])
-        elif count > 0:
-            serving.starts[1] = count
-            evict(arrays, sequence, serving.starts, victims, serving.scratch)
+        # A member's first eviction takes many at once; the heap begins with what it leaves.
+        count = tokens_of(arrays, serving, sequence, number, first, last, wanted)
     if count == 0:
         return False
+    if count == 1 and holders.shape[0] + position.shape[0] == 0 and victims[0] < cursor - 1:
+        evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victims[0])
+    else:
+        serving.starts[1] = count
+        evict(arrays, sequence, serving.starts, victims, serving.scratch)
+        # A cursor that was rewound writes its slots anew, and puts them in the heap anew.
+        cursor = tables[sequence, f.CURSOR]
+        requests[request, s.HEAP_NEXT] = min(requests[request, s.HEAP_NEXT], cursor)
     requests[request, s.SPARSE] = 1
     requests[request, s.EVICTED] += count
     state[s.EVICTED_TOTAL] += count

@@ -114,7 +114,9 @@ def _hits(engine: ServingEngine, requests: Requests) -> dict[str, Any]:
     """Return what the prefix cache served, as shares of what prompts needed."""
     prompts = int(requests.input_tokens.sum())
     hits = int(engine.state[s.HIT_TOKENS_TOTAL])
-    return {"hit_fraction": hits / (hits + int(engine.state[s.PREFILLED_TOTAL])) if prompts else None}
+    return {
+        "hit_fraction": hits / (hits + int(engine.state[s.PREFILLED_TOTAL])) if prompts else None
+    }
 
 
 def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class Allocator:
 
     def __init__(self, scenario: Scenario, layout: KVLayout, longest_tokens: int) -> None:
         self.name = scenario.memory.model
-        token_bytes = sum(layout.unit_row_bytes(scenario.store.planes, scenario.store.element_bytes))
+        token_bytes = sum(
+            layout.unit_row_bytes(scenario.store.planes, scenario.store.element_bytes)
+        )
         self.page_bytes = token_bytes * scenario.pages.tokens
         pages = scenario.pool.ceiling_pages
         if not pages:
