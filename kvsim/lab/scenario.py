@@ -8,8 +8,6 @@ from typing import Any
 
 from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
-from kvsim.lab.studies.extents_keys import ExtentStudy
-from kvsim.lab.studies.quarantine_keys import QuarantineStudy
 from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
 
@@ -129,8 +127,7 @@ class Workload:
     ----------
     kind : str
         A recording; the synthetic attention process; the process for requests that arrive. Or a
-        study: a serving engine under a recorded trace or under requests by chance, an eviction of
-        cached pages over extents, the removal of a span.
+        serving engine, under a recorded trace or under requests that arrive by chance.
     path : str
         A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
         lengths.
@@ -150,9 +147,7 @@ class Workload:
         Their mean rate, Poisson.
     """
 
-    kind: str = choice(
-        "recorded", "synthetic", "requests", "trace", "poisson", "extents", "quarantine"
-    )
+    kind: str = choice("recorded", "synthetic", "requests", "trace", "poisson")
     path: str = "package:smollm2-135m-4096-reduced"
     sequences: int = count(1, 1)
     forks: int = count(0)
@@ -208,8 +203,6 @@ SERVING = Serving()
 PREFIX = Prefix()
 MEMORY = Memory()
 COST = Cost()
-EXTENTS = ExtentStudy()
-QUARANTINE = QuarantineStudy()
 
 
 @dataclass(frozen=True)
@@ -241,8 +234,6 @@ class Scenario:
     prefix: Prefix = PREFIX
     memory: Memory = MEMORY
     cost: Cost = COST
-    extents: ExtentStudy = EXTENTS
-    quarantine: QuarantineStudy = QUARANTINE
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""

@@ -201,8 +201,8 @@ def look(
     days = calendar.shape[0]
     day = step % days
     count = np.int64(calendar[day, last])
-    for at in range(count):
-        today[at] = calendar[day, at]
+    for place in range(count):
+        today[place] = calendar[day, place]
     calendar[day, last] = 0
     in_order(requests, today, 0, count)
     at = np.int64(0)
@@ -234,9 +234,9 @@ def look(
         ):
             # Stands here and not in a function of its own: handing the arrays over costs more
             # than taking the page.
-            place = tables[sequence, f.START] + entry
-            entries[f.PAGE, place] = allocate(scalars, pages, scopes, 0)
-            entries[f.DEAD_IN, place] = 0
+            fresh = tables[sequence, f.START] + entry
+            entries[f.PAGE, fresh] = allocate(scalars, pages, scopes, 0)
+            entries[f.DEAD_IN, fresh] = 0
             tables[sequence, f.ENTRIES] = entry + 1
             tables[sequence, f.NAMED] += 1
             room = page_tokens - 1

@@ -117,9 +117,10 @@ class Drive:
                 steps = int(state[s.STEP]) // self.every_steps * self.every_steps
                 steps += self.every_steps
             answer = engine.run_until(int(until), steps)
-            if self.watch is not None and self.every_steps and state[s.STEP] != seen:
-                if not state[s.STEP] % self.every_steps:
-                    seen = int(state[s.STEP])
+            now = int(state[s.STEP])
+            if self.every_steps and now != seen and now % self.every_steps == 0:
+                seen = now
+                if self.watch is not None:
                     self.watch(engine)
             if answer == s.DONE and not self._to_come:
                 return
@@ -133,5 +134,5 @@ class Drive:
             if ahead > 0 or env.peek() <= env.now:
                 wait = simpy.Event(env)
                 wait._ok, wait._value = True, None
-                env.schedule(wait, priority=AFTER_FOREIGN_EVENTS, delay=ahead)
+                env.schedule(wait, AFTER_FOREIGN_EVENTS, ahead)  # type: ignore[arg-type]
                 yield wait

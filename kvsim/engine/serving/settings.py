@@ -9,7 +9,7 @@ from kvsim.errors import ScenarioError
 
 ADMISSIONS = {"fcfs": s.FCFS, "priority": s.BY_PRIORITY}
 PREEMPTIONS = {"recompute": s.RECOMPUTE, "swap": s.SWAP}
-CACHES = {"none": s.NO_CACHE, "blocks": s.BLOCKS, "radix": s.RADIX}
+CACHES = {"none": s.NO_CACHE, "blocks": s.BLOCKS}
 PUBLICATIONS = {"prompt": s.PROMPT, "all": s.ALL}
 EVICTIONS = {"none": s.NO_EVICTION, "oldest": s.OLDEST, "random": s.RANDOM, "ask": s.ASK}
 MOMENTS = {"prefill_end": s.PREFILL_END, "step": s.EVERY_STEP, "pressure": s.UNDER_PRESSURE}
@@ -54,12 +54,12 @@ class Settings:
         0 for a pool that grows as needed.
     watermark : float
         Share of the ceiling that an admission leaves free.
-    prefix : {"none", "blocks", "radix"}
+    prefix : {"none", "blocks"}
     publish : {"all", "prompt"}
     unhashed : {"head", "tail"}
         Where in the queue a freed page without a key goes.
-    cap_pages : int
-        Most cached pages; 0 for no cap.
+    planes : int
+        Planes of a row, for the bytes of a rotation.
     """
 
     step_tokens: int = 2048
@@ -72,7 +72,6 @@ class Settings:
     prefix: str = "none"
     publish: str = "all"
     unhashed: str = "head"
-    cap_pages: int = 0
     planes: int = 2
     eviction: Eviction = field(default_factory=Eviction)
 

@@ -17,7 +17,6 @@ from kvsim.lab.studies.serving_setup import load_requests, make_engine, understa
 from kvsim.lab.studies.study import Study
 from kvsim.paging import fields as f
 from kvsim.workload.request_loading import Loaded
-from kvsim.workload.requests import Requests
 
 NS = 1_000_000_000
 
@@ -78,7 +77,6 @@ def _flows(engine: ServingEngine) -> dict[str, Any]:
         "generated_tokens_total": generated,
         "prefilled_tokens_total": int(state[s.PREFILLED_TOTAL]),
         "hit_tokens_total": int(state[s.HIT_TOKENS_TOTAL]),
-        "hit_tokens_lost_total": int(state[s.ROUNDING_TOTAL]),
         "read_bytes_per_token": row_bytes * reads / generated if generated else None,
         "busy_fraction": int(state[s.BUSY_NS]) / engine.now_ns if engine.now_ns else None,
     }
@@ -110,13 +108,11 @@ def _requests(engine: ServingEngine, scenario: Scenario, loaded: Loaded) -> dict
     }
 
 
-def _hits(engine: ServingEngine, requests: Requests) -> dict[str, Any]:
-    """Return what the prefix cache served, as shares of what prompts needed."""
-    prompts = int(requests.input_tokens.sum())
+def _hits(engine: ServingEngine) -> dict[str, Any]:
+    """Return the share of the tokens of admitted requests that the prefix cache served."""
     hits = int(engine.state[s.HIT_TOKENS_TOTAL])
-    return {
-        "hit_fraction": hits / (hits + int(engine.state[s.PREFILLED_TOTAL])) if prompts else None
-    }
+    needed = hits + int(engine.state[s.PREFILLED_TOTAL])
+    return {"hit_fraction": hits / needed if needed else None}
 
 
 def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -144,7 +140,7 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
     columns = {
         **_requests(engine, scenario, loaded),
         **_flows(engine),
-        **_hits(engine, loaded.requests),
+        **_hits(engine),
     }
     if allocator is not None:
         columns |= {f"memory_{name}": value for name, value in allocator.model.counters().items()}

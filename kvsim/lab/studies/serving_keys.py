@@ -72,22 +72,16 @@ class Prefix:
     Attributes
     ----------
     cache : str
-        None; hash-chained full pages, as vLLM has them; or a radix tree with SGLang's rules.
+        Hash-chained full pages, as vLLM has them; or none.
     unhashed : str
         Where in the queue a freed page without a key goes.
     publish : str
         Whether pages that hold generated tokens enter the index too.
-    cap_pages : int
-        Most cached pages that nobody holds; 0 for no cap.
-    victims : str
-        Which cached pages a trim to the cap takes first.
     """
 
-    cache: str = choice("blocks", "none", "radix")
+    cache: str = choice("blocks", "none")
     unhashed: str = choice("head", "tail")
     publish: str = choice("all", "prompt")
-    cap_pages: int = count(0)
-    victims: str = choice("lru", "page_aligned", "chain_aware")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Series:
         scalars, state = engine.ledger.arrays.scalars, engine.state
         slots = engine.ledger.slots()
         held, cached, parked = (int(scalars[x]) for x in (f.HELD, f.CACHED, f.PARKED))
-        sample = (
+        sample: tuple[int, ...] = (
             int(state[s.NOW]),
             int(state[s.RUNNING]),
             int(state[s.WAITING]),

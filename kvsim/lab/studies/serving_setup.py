@@ -123,8 +123,6 @@ def understand(scenario: Scenario) -> Parts:
     eviction, asks = _eviction(scenario)
     serving, prefix = scenario.serving, scenario.prefix
     pages = ceiling(scenario, shape)
-    if prefix.cap_pages and not pages:
-        raise ScenarioError("prefix.cap_pages: an unlimited pool has no use for a cap")
     return Parts(
         layout=layout,
         shape=shape,
@@ -140,7 +138,6 @@ def understand(scenario: Scenario) -> Parts:
             prefix=prefix.cache,
             publish=prefix.publish,
             unhashed=prefix.unhashed,
-            cap_pages=prefix.cap_pages,
             planes=len(PLANES[planes]),
             eviction=eviction,
         ),

@@ -13,11 +13,9 @@ from kvsim.lab.scenario import Scenario
 MODULES = {
     "trace": "kvsim.lab.studies.serving",
     "poisson": "kvsim.lab.studies.serving",
-    "extents": "kvsim.lab.studies.extents",
-    "quarantine": "kvsim.lab.studies.quarantine",
 }
 # Tables of a scenario that a token loop does not read.
-TABLES = ("serving", "prefix", "cost", "memory", "extents", "quarantine")
+TABLES = ("serving", "prefix", "cost", "memory")
 
 
 @dataclass(frozen=True)
