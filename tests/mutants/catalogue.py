@@ -52,8 +52,8 @@ PAGING = [
     Mutant(
         "a queue whose order is turned",
         "paging/pool.py",
-        "if scalars[f.ORDER] == f.LIFO:",
-        "if scalars[f.ORDER] == f.FIFO:",
+        "enqueue(scalars, pages, page, scalars[f.ORDER] == f.LIFO)",
+        "enqueue(scalars, pages, page, scalars[f.ORDER] == f.FIFO)",
         POOL + "test_order_of_reuse",
     ),
     Mutant(

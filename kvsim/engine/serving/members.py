@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
+from kvsim.engine.serving.publishing import publish_rows
 from kvsim.engine.serving.waiting import before, join
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -165,13 +166,27 @@ def drop(arrays, serving, request):
 
     Tells whether it had written its row of this step already.
     """
-    scalars, tables, _, _, _, _, _, _, _ = arrays
+    scalars, tables, pages, entries, _, _, _, _, _ = arrays
     state, requests = serving.state, serving.requests
     page_tokens = scalars[f.PAGE_TOKENS]
     step = state[s.STEP]
     sequence = requests[request, s.SEQUENCE]
     if requests[request, s.STATUS] == s.DECODES:
         wrote = catch_up(scalars, tables, requests, request, step) < 0
+        if state[s.PREFIX]:
+            # What was filled in the step before is published before it is let go of.
+            publish_rows(
+                tables,
+                pages,
+                entries,
+                state,
+                requests,
+                serving.keys,
+                serving.page_of,
+                page_tokens,
+                request,
+                tables[sequence, f.CURSOR] - wrote,
+            )
         state[s.READS] -= readable(tables, sequence, page_tokens) - wrote
         state[s.DECODING] -= 1
         state[s.WROTE] -= 1

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.candidates import put, take
+from kvsim.engine.serving.publishing import publish_rows
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.eviction import evict, evict_one
@@ -220,6 +221,20 @@ def evict_to_budget(arrays, serving, request):
         count = tokens_of(arrays, serving, sequence, number, first, last, wanted)
     if count == 0:
         return False
+    if state[s.PREFIX]:
+        # Pages that this step filled were published when its rows were scheduled.
+        publish_rows(
+            tables,
+            pages,
+            entries,
+            state,
+            requests,
+            serving.keys,
+            serving.page_of,
+            scalars[f.PAGE_TOKENS],
+            request,
+            cursor,
+        )
     if count == 1 and holders.shape[0] + position.shape[0] == 0 and victims[0] < cursor - 1:
         evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victims[0])
     else:

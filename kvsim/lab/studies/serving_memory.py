@@ -46,19 +46,27 @@ class Allocator:
         layers = len(layout.layers())
         size = scenario.store.extent_bytes or 2 * MIB
         parked = scenario.memory.reserve_extents
+        buffer_bytes = self.page_bytes // layers // 2
+        if self.name == "kvcached" and (size % buffer_bytes or buffer_bytes > size):
+            # Pages that straddle two extents belong to none there, and the pool would offer them.
+            raise ScenarioError(
+                f"memory.model: kvcached needs whole pages in an extent of {size} bytes, and a "
+                f"page of one buffer has {buffer_bytes}"
+            )
+        whole = -(-pages * buffer_bytes // size) * size // max(1, buffer_bytes)
         values: dict[str, dict[str, Any]] = {
             "fixed_pool": {"pages": pages, "page_bytes": self.page_bytes, "null_pages": 0},
             "token_pool": {"slots": pages, "token_bytes": token_bytes, "padding_slots": 0},
             "extents": {
                 "pages": pages,
-                "page_bytes": self.page_bytes // layers // 2,
+                "page_bytes": buffer_bytes,
                 "layers": layers,
                 "buffers": 2,
                 "extent_bytes": size,
             },
             "kvcached": {
-                "pages": pages,
-                "page_bytes": self.page_bytes // layers // 2,
+                "pages": whole,
+                "page_bytes": buffer_bytes,
                 "layers": layers,
                 "extent_bytes": size,
                 "reserve_min": min(5, parked),
