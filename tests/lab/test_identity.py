@@ -16,6 +16,7 @@ from kvsim.errors import KvsimError
 from kvsim.lab import identity
 from kvsim.lab.identity import run_id
 from kvsim.lab.scenario import PolicyChoice, Scenario, Workload
+from kvsim.lab.studies.study import TABLES
 
 FLAT = Scenario().flat()
 POLICY = """
@@ -49,9 +50,20 @@ def changed(key: str) -> Scenario:
 
 def test_the_key_depends_on_every_key_of_the_scenario():
     """Each change gives an id that no other change gives."""
-    keys = [key for key in FLAT if key != "workload.path" and not key.startswith("process.")]
+    others = ("process", *TABLES)
+    keys = [key for key in FLAT if key != "workload.path" and key.partition(".")[0] not in others]
     ids = {key: run_id(changed(key)) for key in keys} | {"none": run_id(Scenario())}
     assert len(set(ids.values())) == len(ids) >= 32
+
+
+def test_what_only_a_serving_engine_reads_counts_where_it_runs():
+    """Each such key gives an id of its own there, and changes nothing of a token loop."""
+    serving = Workload(kind="poisson")
+    keys = [key for key in FLAT if key.partition(".")[0] in TABLES]
+    ids = {key: run_id(dataclasses.replace(changed(key), workload=serving)) for key in keys}
+    ids["none"] = run_id(Scenario(workload=serving))
+    assert len(set(ids.values())) == len(ids) >= 30
+    assert {run_id(changed(key)) for key in keys} == {run_id(Scenario())}
 
 
 def test_the_process_counts_where_it_runs_and_the_path_where_it_is_read():
