@@ -257,6 +257,7 @@ class Batch:
         is admitted before the budget has served all of those, so it has no chunk yet.
         """
         self.decode_tokens -= 1
+        self.budget += 1
         self.decode_reads -= victim.cursor - victim.nulls * self.size
         victim.rows = 0
         if not victim.cursor % self.size:

@@ -10,65 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvsim.cli.columns import Form, Row, form_of
 from kvsim.errors import FigureError, ResultsError
 
-Row = Mapping[str, Any]
 
-# (heading, what it shows). The table of a sweep, in this order.
-COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("policy", lambda r: r["policy"]),
-    ("granularity", lambda r: r["granularity"]),
-    ("sets / scope", lambda r: f"{r['sets']} / {r['scope']}"),
-    ("compaction", lambda r: _compaction(r)),
-    ("positions", lambda r: r["positions"]),
-    ("planes", lambda r: r["planes"]),
-    ("plane layout", lambda r: r["plane_layout"] or "-"),
-    ("extent", lambda r: f"{r['extent_bytes'] / 1024:g} KiB" if r["extent_bytes"] else "-"),
-    ("append", lambda r: r["append"]),
-    ("when", lambda r: r["when"]),
-    ("forks", lambda r: f"{r['forks']}{'' if r['forks_evict'] else ' (do not evict)'}"),
-    ("ceiling", lambda r: str(r["ceiling_pages"] or "none")),
-    ("seed", lambda r: str(r["seed"])),
-    ("page", lambda r: str(r["page_tokens"])),
-    ("budget", lambda r: _budget(r)),
-    ("tokens evicted", lambda r: _share(r["evicted_tokens_total"], r["tokens"])),
-    ("pages freed", lambda r: f"{r['freed_pages_total']} of {r['dense_pages']}"),
-    ("held", lambda r: f"{r['held_fraction']:.3f}"),
-    ("mapped", lambda r: _mapped(r)),
-    ("packed floor", lambda r: str(r["packed_floor_pages"])),
-    ("mass kept", lambda r: "-" if r["retained_mass"] is None else f"{r['retained_mass']:.3f}"),
-    ("budget met", lambda r: "yes" if r["budget_met"] else "no"),
-)
-SETTINGS = 15  # The leading columns name the run; the others need a completed one.
-# Settings left out where all rows agree; of these, some are then said above the table.
-VARYING = tuple(heading for heading, _ in COLUMNS[3:SETTINGS])
-SAID = ("compaction", "page", "budget")
-
-
-def _compaction(row: Row) -> str:
-    return row["compaction"] + (
-        f" {row['compaction_unit']}s" if row["compaction"] != "none" else ""
-    )
-
-
-def _budget(row: Row) -> str:
-    return str(row["budget_tokens"]) if row["budget_tokens"] else f"{row['budget_fraction']:.2f}"
-
-
-def _mapped(row: Row) -> str:
-    mapped = row["mapped_bytes"]
-    return "-" if mapped is None else f"{mapped / row['dense_bytes']:.3f}"
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part:.0f} ({100 * part / whole:.0f}%)"
-
-
-def _cells(row: Row) -> list[str]:
-    settings = [show(row) for _, show in COLUMNS[:SETTINGS]]
+def _cells(form: Form, row: Row) -> list[str]:
+    settings = [show(row) for _, show in form.columns[: form.settings]]
     if row["outcome"] != "completed":
         return [*settings, f"{row['outcome']}: {row['outcome_reason']}"]
-    return settings + [show(row) for _, show in COLUMNS[SETTINGS:]]
+    return settings + [show(row) for _, show in form.columns[form.settings :]]
 
 
 def _console(stderr: bool = False) -> Console:
@@ -102,15 +52,15 @@ def choose(rows: Sequence[Row], where: Mapping[str, Sequence[Any]]) -> list[Row]
     return [row for row in rows if all(row[key] in values for key, values in wanted.items())]
 
 
-def _varying(rows: Sequence[Row]) -> list[int]:
-    """Return the columns to print: those of VARYING only where rows differ.
+def _varying(form: Form, rows: Sequence[Row]) -> list[int]:
+    """Return the columns to print: settings behind the first three only where rows differ.
 
     What is mapped is printed where any row has a physical model.
     """
     modelled = any(row["mapped_bytes"] is not None for row in rows)
     keep = []
-    for index, (heading, show) in enumerate(COLUMNS):
-        if heading in VARYING and len({show(row) for row in rows}) == 1:
+    for index, (heading, show) in enumerate(form.columns):
+        if 3 <= index < form.settings and len({show(row) for row in rows}) == 1:
             continue
         if heading == "mapped" and not modelled:
             continue
@@ -124,20 +74,21 @@ def print_table(rows: Sequence[Row], total: int) -> None:
     if not rows:
         console.print("no rows to show")
         return
-    keep = _varying(rows)
+    form = form_of(rows)
+    keep = _varying(form, rows)
     fixed = [
         f"{heading} {show(rows[0])}"
-        for index, (heading, show) in enumerate(COLUMNS)
-        if index not in keep and heading in SAID and show(rows[0]) != "none"
+        for index, (heading, show) in enumerate(form.columns)
+        if index not in keep and heading in form.said and show(rows[0]) != "none"
     ]
     head = f"{len(rows)} of {total} rows"
     table = Table(title=", ".join([head, *fixed]), title_justify="left", header_style="bold")
     for index in keep:
-        table.add_column(COLUMNS[index][0], justify="left" if index < 3 else "right")
+        table.add_column(form.columns[index][0], justify="left" if index < 3 else "right")
     for row in rows:
-        cells = _cells(row)
-        if len(cells) < len(COLUMNS):
-            names = [cells[i] for i in keep if i < SETTINGS]
+        cells = _cells(form, row)
+        if row["outcome"] != "completed":
+            names = [cells[i] for i in keep if i < form.settings]
             table.add_row(*names, cells[-1].split(":")[0])
         else:
             table.add_row(*[cells[i] for i in keep])
@@ -165,16 +116,17 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table of a sweep as Markdown, with its notes."""
-    keep = _varying(rows)
+    form = form_of(rows)
+    keep = _varying(form, rows)
     lines = [
-        "| " + " | ".join(COLUMNS[i][0] for i in keep) + " |",
+        "| " + " | ".join(form.columns[i][0] for i in keep) + " |",
         "|" + "|".join("---" if i < 3 else "--:" for i in keep) + "|",
     ]
     for row in rows:
-        cells = _cells(row)
-        if len(cells) < len(COLUMNS):
-            cells = [*cells[:SETTINGS], cells[SETTINGS].split(":")[0]]
-            cells += [""] * (len(COLUMNS) - len(cells))
+        cells = _cells(form, row)
+        if row["outcome"] != "completed":
+            cells = [*cells[: form.settings], cells[form.settings].split(":")[0]]
+            cells += [""] * (len(form.columns) - len(cells))
         lines.append("| " + " | ".join(cells[i] for i in keep) + " |")
     return "\n".join([*lines, "", *notes(rows)]) + "\n"
 

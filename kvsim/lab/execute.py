@@ -27,6 +27,7 @@ from kvsim.lab.identity import run_id
 from kvsim.lab.results import ResultsFolder
 from kvsim.lab.run import Maps, Measured, check, failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
+from kvsim.lab.studies.study import find
 from kvsim.lab.warm import warm
 from kvsim.paging import MODEL_VERSION
 
@@ -188,7 +189,11 @@ def execute(
         todo = [s for s, key in zip(scenarios, ids, strict=True) if key not in folder.known]
         skipped = len(ids) - len(todo)
         todo = todo[:limit]
-        if todo:
+        studies = [find(kind) for kind in sorted({s.workload.kind for s in todo})]
+        for study in studies:
+            if study is not None:
+                study.warm()
+        if None in studies:
             warm(
                 synthetic=any(scenario.workload.kind != "recorded" for scenario in todo),
                 array=any(scenario.store.kind == "array" for scenario in todo),

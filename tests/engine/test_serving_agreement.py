@@ -65,17 +65,12 @@ def _theirs(requests: Requests, settings: Settings) -> Report:
     return engine_process.serve(requests, terms, lambda *counts: int(step_ns(COST, *counts)))
 
 
-@pytest.mark.parametrize(
-    ("prefix", "order"),
-    # With a prefix cache the two agree in all but a few of a thousand cases, whose cause is not
-    # found yet (docs/serving.md); it is left out here rather than loosened.
-    [("none", "none"), ("none", "oldest"), ("none", "random")],
-)
+@pytest.mark.parametrize("prefix", ["none", "blocks"])
+@pytest.mark.parametrize("order", ["none", "oldest", "random"])
 def test_totals_are_those_of_a_process_for_each_request(prefix: str, order: str) -> None:
     compared = 0
     for seed in range(CASES):
         case = draw(np.random.default_rng(seed), foreign=False)
-        requests = replace(case.requests, samples=np.ones(len(case.requests), np.int64))
         of = case.settings.eviction
         when = "step" if of.when == "pressure" else of.when
         eviction = replace(of, order=order, when=when, run_tokens=1)
@@ -85,10 +80,10 @@ def test_totals_are_those_of_a_process_for_each_request(prefix: str, order: str)
             prefix=prefix,
             eviction=Eviction() if order == "none" else eviction,
         )
-        theirs = _theirs(requests, settings)
+        theirs = _theirs(case.requests, settings)
         if theirs.outcome != "completed":
             continue
         compared += 1
-        for name, value in _ours(requests, settings).items():
+        for name, value in _ours(case.requests, settings).items():
             assert value == getattr(theirs, name), (seed, name, settings)
     assert compared > CASES // 4

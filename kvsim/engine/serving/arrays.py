@@ -27,7 +27,7 @@ class Serving(NamedTuple):
     calendar : int32 [page_tokens + 1, max_running + 1]
         Members by the step, modulo the rows, at which they have to be looked at; the last column
         counts them.
-    today : int64 [max_running]
+    today, tomorrow : int64 [max_running]
         Scratch: the members of one day.
     heap : int64 [waiting requests]
         The waiting queue under admission by priority.
@@ -57,6 +57,7 @@ class Serving(NamedTuple):
     running: np.ndarray
     calendar: np.ndarray
     today: np.ndarray
+    tomorrow: np.ndarray
     heap: np.ndarray
     hits: np.ndarray
     due: np.ndarray
@@ -104,7 +105,12 @@ def request_rows(requests: Requests) -> np.ndarray:
     rows[:, s.SEQUENCE] = -1
     rows[:, s.NEXT] = -1
     rows[:, s.PREVIOUS] = -1
-    rows[:, s.DRAWN] = np.arange(rows.shape[0])
+    rows[:, s.NUMBER] = np.arange(rows.shape[0])
+    rows[:, s.PROMPT_PAGES] = rows[:, s.INPUT] // requests.page_tokens
+    rows[:, s.PROMPT_KEY] = rows[:, s.OWN_KEY]
+    forked = rows[:, s.PARENT] >= 0
+    for column in (s.NUMBER, s.PROMPT_KEY):
+        rows[forked, column] = rows[rows[forked, s.PARENT], column]
     for column in (s.SCHEDULED_NS, s.FIRST_NS, s.LAST_NS):
         rows[:, column] = -1
     return rows

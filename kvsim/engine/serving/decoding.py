@@ -24,7 +24,7 @@ from kvsim.engine.serving.members import (
     strike,
     victim_of_preemption,
 )
-from kvsim.engine.serving.publishing import publish_rows
+from kvsim.engine.serving.publishing import publish_rows, publish_until
 from kvsim.engine.serving.victims import evict_to_budget
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -35,26 +35,11 @@ from kvsim.paging.prefix import forget
 
 
 @kernel
-def finish(
-    scalars, tables, pages, entries, scopes, state, requests, running, keys, page_of, request
-):
+def finish(scalars, tables, pages, entries, scopes, state, requests, running, request):
     """Let a member leave whose last token was generated at the end of the last step."""
     page_tokens = scalars[f.PAGE_TOKENS]
     sequence = requests[request, s.SEQUENCE]
     catch_up(scalars, tables, requests, request, state[s.STEP])
-    if state[s.PREFIX]:
-        publish_rows(
-            tables,
-            pages,
-            entries,
-            state,
-            requests,
-            keys,
-            page_of,
-            page_tokens,
-            request,
-            tables[sequence, f.CURSOR],
-        )
     state[s.READS] -= readable(tables, sequence, page_tokens)
     state[s.DECODING] -= 1
     free_tables(scalars, tables, pages, entries, scopes, sequence)
@@ -90,11 +75,12 @@ def leavers(requests, calendar, today, step):
 
 
 @kernel
-def press(arrays, serving, members, done, count):
+def press(arrays, serving, members, done, count, rank):
     """Evict from every decoding member that holds more than its budget; return the new count.
 
     members[done:count] are those that still have to be looked at in this step; evicted ones join
-    them, because what room they had is gone.
+    them, because what room they had is gone. Members that stand before `rank` in the running
+    order have written their rows of this step.
     """
     scalars, tables, _, _, _, _, _, _, _ = arrays
     state, requests, running = serving.state, serving.requests, serving.running
@@ -105,10 +91,10 @@ def press(arrays, serving, members, done, count):
         member = running[at]
         if requests[member, s.STATUS] != s.DECODES:
             continue
-        wrote = requests[member, s.SINCE] > step
         sequence = requests[member, s.SEQUENCE]
-        if not wrote:
-            catch_up(scalars, tables, requests, member, step)
+        wrote = requests[member, s.SINCE] > step or requests[member, s.RANK] < rank
+        if requests[member, s.SINCE] <= step:
+            catch_up(scalars, tables, requests, member, step + wrote)
         old = readable(tables, sequence, scalars[f.PAGE_TOKENS])
         if evict_to_budget(arrays, serving, member):
             state[s.READS] += readable(tables, sequence, scalars[f.PAGE_TOKENS]) - old
@@ -128,7 +114,7 @@ def press(arrays, serving, members, done, count):
 def press_first(arrays, serving):
     """Begin a step with an eviction under pressure, which the step before asked for."""
     state, requests, today = serving.state, serving.requests, serving.today
-    count = press(arrays, serving, today, 0, 0)
+    count = press(arrays, serving, today, 0, 0, -1)
     for at in range(count):
         note(requests, serving.calendar, today[at], requests[today[at], s.TOUCH])
     state[s.PRESS_WANTED] = 0
@@ -157,11 +143,11 @@ def find_room(arrays, serving, member, at, count, placed):
     The arena and the plan have room, so what is missing is pages: the policy evicts if it may,
     then members are preempted.
     """
-    state, today = serving.state, serving.today
+    state, requests, today = serving.state, serving.requests, serving.today
     answer = write_row(arrays, serving, member, placed)
     while answer != f.OK:
         if state[s.PRESSURE] and not state[s.PRESSED]:
-            count = press(arrays, serving, today, at, count)
+            count = press(arrays, serving, today, at, count, requests[member, s.RANK])
         else:
             victim = victim_of_preemption(serving)
             preempt(arrays, serving, victim)
@@ -185,6 +171,7 @@ def look(
     requests,
     calendar,
     today,
+    tomorrow,
     keys,
     page_of,
     plain,
@@ -205,6 +192,15 @@ def look(
         today[place] = calendar[day, place]
     calendar[day, last] = 0
     in_order(requests, today, 0, count)
+    # Who has room for its row of this step, but for no other, may fill a page with it.
+    filling = np.int64(0)
+    filled = np.int64(0)
+    if publishes:
+        ahead = (step + 1) % days
+        filling = np.int64(calendar[ahead, last])
+        for place in range(filling):
+            tomorrow[place] = calendar[ahead, place]
+        in_order(requests, tomorrow, 0, filling)
     at = np.int64(0)
     while at < count:
         member = today[at]
@@ -218,9 +214,20 @@ def look(
         cursor = tables[sequence, f.CURSOR] + used
         room = tables[sequence, f.ROOM] - used
         scalars[f.APPENDED_TOTAL] += used
-        if publishes:
-            publish_rows(
-                tables, pages, entries, state, requests, keys, page_of, page_tokens, member, cursor
+        if filled < filling:
+            filled = publish_until(
+                tables,
+                pages,
+                entries,
+                state,
+                requests,
+                keys,
+                page_of,
+                page_tokens,
+                tomorrow,
+                filled,
+                filling,
+                requests[member, s.RANK],
             )
         entry = tables[sequence, f.ENTRIES]
         if plain and room > 0:
@@ -251,12 +258,39 @@ def look(
                 continue
             requests[member, s.SINCE] = step + 1
             requests[member, s.GENERATED] = generated + 1
+            cursor = tables[sequence, f.CURSOR]
+            if publishes and cursor % page_tokens == 0:
+                publish_rows(
+                    tables,
+                    pages,
+                    entries,
+                    state,
+                    requests,
+                    keys,
+                    page_of,
+                    page_tokens,
+                    member,
+                    cursor,
+                )
             next_look(tables, state, requests, calendar, member)
             continue
         tables[sequence, f.CURSOR] = cursor + 1
         tables[sequence, f.ROOM] = room
         requests[member, s.SINCE] = step + 1
         requests[member, s.GENERATED] = generated + 1
+        if publishes and (cursor + 1) % page_tokens == 0:
+            publish_rows(
+                tables,
+                pages,
+                entries,
+                state,
+                requests,
+                keys,
+                page_of,
+                page_tokens,
+                member,
+                cursor + 1,
+            )
         touch = step + 1
         if not all_alike:
             touch += min(room, requests[member, s.OUTPUT] - generated - 1)
@@ -264,3 +298,18 @@ def look(
         day = touch % days
         calendar[day, calendar[day, last]] = member
         calendar[day, last] += 1
+    if filled < filling:
+        publish_until(
+            tables,
+            pages,
+            entries,
+            state,
+            requests,
+            keys,
+            page_of,
+            page_tokens,
+            tomorrow,
+            filled,
+            filling,
+            state[s.STAMP],
+        )

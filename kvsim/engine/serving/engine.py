@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvsim.engine.serving import events, members, publishing
+from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
 from kvsim.engine.serving.leap import leap
@@ -132,6 +132,7 @@ class ServingEngine:
             running=np.zeros(seats, np.int64),
             calendar=np.zeros((page_tokens + 1, seats + 1), np.int32),
             today=np.zeros(seats, np.int64),
+            tomorrow=np.zeros(seats, np.int64),
             heap=np.zeros(rows.shape[0] + 1, np.int64),
             hits=np.zeros(longest // page_tokens + 1, np.int64),
             due=np.zeros(seats, np.int64),
@@ -276,19 +277,6 @@ class ServingEngine:
         for request in self.serving.due[: self.state[s.DUE]].tolist():
             sequence = int(self.rows[request, s.SEQUENCE])
             before = members.readable(self.ledger.arrays.tables, sequence, page_tokens)
-            arrays = self.ledger.arrays
-            publishing.publish_rows(
-                arrays.tables,
-                arrays.pages,
-                arrays.entries,
-                self.state,
-                self.rows,
-                self.serving.keys,
-                self.serving.page_of,
-                page_tokens,
-                request,
-                int(arrays.tables[sequence, f.CURSOR]),
-            )
             evicted = self.ask(self, sequence, request)
             after = members.readable(self.ledger.arrays.tables, sequence, page_tokens)
             # It was counted with the slots that it had before; they join READS later.

@@ -183,8 +183,6 @@ def leap(arrays, serving, until_ns, most_steps, placed):
                     state,
                     requests,
                     running,
-                    keys,
-                    page_of,
                     today[at],
                 )
             if state[s.NOW] >= until_ns or state[s.STEP] >= most_steps:
@@ -221,6 +219,7 @@ def leap(arrays, serving, until_ns, most_steps, placed):
                     requests,
                     calendar,
                     today,
+                    serving.tomorrow,
                     keys,
                     page_of,
                     plain,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.publishing import publish_rows
 from kvsim.engine.serving.waiting import before, join
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.lifecycle import free
 from kvsim.paging.pool import let_go
+from kvsim.paging.prefix import forget
 from kvsim.paging.segments import size_class
 from kvsim.paging.swapping import swap_out
 
@@ -173,20 +173,14 @@ def drop(arrays, serving, request):
     sequence = requests[request, s.SEQUENCE]
     if requests[request, s.STATUS] == s.DECODES:
         wrote = catch_up(scalars, tables, requests, request, step) < 0
-        if state[s.PREFIX]:
-            # What was filled in the step before is published before it is let go of.
-            publish_rows(
-                tables,
-                pages,
-                entries,
-                state,
-                requests,
-                serving.keys,
-                serving.page_of,
-                page_tokens,
-                request,
-                tables[sequence, f.CURSOR] - wrote,
-            )
+        rows = tables[sequence, f.CURSOR] - wrote
+        done = requests[request, s.DONE_PAGES]
+        if not requests[request, s.SPARSE] and done * page_tokens > rows:
+            # The page that its row of this step would have filled is never going to be.
+            last = tables[sequence, f.START] + done - 1
+            forget(scalars, pages, np.int64(entries[f.PAGE, last]))
+            requests[request, s.DONE_PAGES] = done - 1
+        requests[request, s.BEST] = max(requests[request, s.BEST], rows)
         state[s.READS] -= readable(tables, sequence, page_tokens) - wrote
         state[s.DECODING] -= 1
         state[s.WROTE] -= 1
@@ -231,6 +225,8 @@ def preempt(arrays, serving, request):
     requests[request, s.PREEMPTIONS] += 1
     state[s.PREEMPTIONS_TOTAL] += 1
     state[s.PREEMPTED] = 1
+    # Its own cached pages may be hits for it now, and those that it held cost others more.
+    state[s.BLOCKED] = -1
     join(serving, request, True)
 
 

@@ -13,7 +13,7 @@ from kvsim.engine.serving.members import (
     start_decoding,
     victim_of_preemption,
 )
-from kvsim.engine.serving.publishing import find_hits, publish_rows, publish_tomorrow
+from kvsim.engine.serving.publishing import find_hits, publish_rows
 from kvsim.engine.serving.waiting import first, leave, pop_front
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -63,7 +63,6 @@ def prefill(arrays, serving, placed):
         serving.running,
         serving.today,
     )
-    publish_tomorrow(arrays, serving)
     count = np.int64(0)
     for at in range(first_prefilling(state, requests, running), state[s.RUNNING]):
         if requests[running[at], s.STATUS] == s.PREFILLS:
@@ -105,8 +104,10 @@ def prefill(arrays, serving, placed):
 
 
 @kernel
-def block(state, request, room):
+def block(scalars, state, request, room, known):
     """Remember why the head of the queue was not admitted, so as not to look at it in vain."""
+    state[s.BLOCKED_KNOWN] = known
+    state[s.BLOCKED_RECLAIMED] = scalars[f.RECLAIMED_TOTAL]
     state[s.BLOCKED] = request
     state[s.BLOCKED_ROOM] = room
     state[s.BLOCKED_BUDGET] = state[s.BUDGET]
@@ -114,13 +115,16 @@ def block(state, request, room):
 
 
 @kernel
-def still_blocked(state, request, room):
+def still_blocked(scalars, state, request, room):
     """Tell whether nothing has changed that could let a refused request in.
 
-    Its need grows with the budget, and falls only when a shared page is published.
+    Its need grows with the budget and falls when a shared page is published. Where the budget
+    cuts its prompt, it falls too when a hit is lost: the shorter chunk ends earlier then.
     """
+    whole = state[s.BLOCKED_KNOWN] <= state[s.BLOCKED_BUDGET]
     return (
-        state[s.BLOCKED] == request
+        (whole or state[s.BLOCKED_RECLAIMED] == scalars[f.RECLAIMED_TOTAL])
+        and state[s.BLOCKED] == request
         and room <= state[s.BLOCKED_ROOM]
         and state[s.BUDGET] >= state[s.BLOCKED_BUDGET]
         and state[s.PUBLISHED] == state[s.BLOCKED_PUBLISHED]
@@ -172,7 +176,6 @@ def admit(
     are for what happens seldom.
     """
     page_tokens = scalars[f.PAGE_TOKENS]
-    looked = False
     while state[s.WAITING] > 0 and state[s.BUDGET] > 0:
         request = state[s.WAIT_HEAD]
         if state[s.ADMISSION] == s.BY_PRIORITY:
@@ -189,11 +192,8 @@ def admit(
             if not admit_swapped(arrays, serving, request, room):
                 break
             continue
-        if still_blocked(state, request, room):
+        if still_blocked(scalars, state, request, room):
             break
-        if not looked and state[s.PREFIX] != s.NO_CACHE:
-            publish_tomorrow(arrays, serving)
-            looked = True
         known = requests[request, s.INPUT] + requests[request, s.GENERATED]
         found, unheld = find_hits(
             pages, state, requests, keys, page_of, hits, page_tokens, request, known
@@ -206,7 +206,7 @@ def admit(
             state[s.BLOCKED] = -1
             break
         if need > room:
-            block(state, request, room)
+            block(scalars, state, request, room, known)
             break
         total = requests[request, s.INPUT] + requests[request, s.OUTPUT]
         capacity = (total + page_tokens - 1) // page_tokens
@@ -263,6 +263,8 @@ def admit(
         state[s.PREFILLING] += 1
         state[s.FORK_ENTRIES] += later
         state[s.FORK_SEATS] += seats - 1
+        # Pages that it holds now cost the next one nothing.
+        state[s.BLOCKED] = -1
         enter(state, requests, running, request)
         computed(
             tables,

@@ -15,6 +15,8 @@ def key_of(requests, keys, request, page):
     """Return the key of a page of a request: given with the trace, or its own."""
     if page < requests[request, s.KEY_COUNT]:
         return np.int64(keys[requests[request, s.KEYS] + page])
+    if page < requests[request, s.PROMPT_PAGES]:
+        return requests[request, s.PROMPT_KEY] + page
     return requests[request, s.OWN_KEY] + page
 
 
@@ -28,52 +30,56 @@ def publish_rows(
     if state[s.PUBLISH] == s.PROMPT:
         rows = min(rows, requests[request, s.INPUT])
     start = tables[requests[request, s.SEQUENCE], f.START]
+    forks = requests[request, s.SAMPLES] > 1 or requests[request, s.PARENT] >= 0
     done = requests[request, s.DONE_PAGES]
     while (done + 1) * page_tokens <= rows:
         key = key_of(requests, keys, request, done)
         page = np.int64(entries[f.PAGE, start + done])
-        if publish(pages, page_of, page, key) and key < state[s.GIVEN_KEYS]:
+        if publish(pages, page_of, page, key) and (forks or key < state[s.GIVEN_KEYS]):
+            # Others may find it; only that can give a waiting request more hits.
             state[s.PUBLISHED] += 1
         done += 1
     requests[request, s.DONE_PAGES] = done
 
 
 @kernel
-def publish_tomorrow(arrays, serving):
-    """Publish the pages of decoding members that this step's rows fill.
+def publish_until(
+    tables,
+    pages,
+    entries,
+    state,
+    requests,
+    keys,
+    page_of,
+    page_tokens,
+    members,
+    done,
+    count,
+    rank,
+):
+    """Publish what members[done:count] fill in this step, for those that stand before `rank`.
 
-    They are among those whose room is used up, hence who have to be looked at in the next step.
+    They are decoding members with room for their row of this step, in running order. Returns how
+    many of them are done.
     """
-    scalars, tables, pages, entries, _, _, _, _, _ = arrays
-    state, requests, calendar = serving.state, serving.requests, serving.calendar
-    if state[s.PREFIX] == s.NO_CACHE:
-        return
-    last = calendar.shape[1] - 1
-    day = (state[s.STEP] + 1) % calendar.shape[0]
-    in_order_of_rank = calendar[day, last]
-    for place in range(1, in_order_of_rank):
-        member = calendar[day, place]
-        at = place
-        while at > 0 and requests[calendar[day, at - 1], s.RANK] > requests[member, s.RANK]:
-            calendar[day, at] = calendar[day, at - 1]
-            at -= 1
-        calendar[day, at] = member
-    for place in range(in_order_of_rank):
-        member = np.int64(calendar[day, place])
-        sequence = requests[member, s.SEQUENCE]
-        ahead = state[s.STEP] + 1 - requests[member, s.SINCE]
-        publish_rows(
-            tables,
-            pages,
-            entries,
-            state,
-            requests,
-            serving.keys,
-            serving.page_of,
-            scalars[f.PAGE_TOKENS],
-            member,
-            tables[sequence, f.CURSOR] + ahead,
-        )
+    while done < count and requests[members[done], s.RANK] < rank:
+        member = members[done]
+        if requests[member, s.STATUS] == s.DECODES:
+            ahead = state[s.STEP] + 1 - requests[member, s.SINCE]
+            publish_rows(
+                tables,
+                pages,
+                entries,
+                state,
+                requests,
+                keys,
+                page_of,
+                page_tokens,
+                member,
+                tables[requests[member, s.SEQUENCE], f.CURSOR] + ahead,
+            )
+        done += 1
+    return done
 
 
 @kernel

@@ -10,7 +10,6 @@ import numpy as np
 
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.candidates import put, take
-from kvsim.engine.serving.publishing import publish_rows
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.eviction import evict, evict_one
@@ -162,7 +161,7 @@ def remember(tables, dead, entries, serving, request, page_tokens, last):
     while slot < last:
         there = entries[f.PAGE, start + slot // page_tokens] >= 0
         if there and not dead[base + slot]:
-            priority = priority_of(state[s.SEED], requests[request, s.DRAWN], slot)
+            priority = priority_of(state[s.SEED], requests[request, s.NUMBER], slot)
             put(serving.priorities, serving.candidates, base, size, priority, slot)
             size += 1
         slot += 1
@@ -206,14 +205,14 @@ def evict_to_budget(arrays, serving, request):
         kept = np.int64(serving.fraction[0] * rows)
     if live <= kept:
         return False
-    number = requests[request, s.DRAWN]
+    number = requests[request, s.NUMBER]
     first = state[s.SINKS]
     last = cursor - state[s.RECENT]
     size = state[s.RUN_TOKENS]
     wanted = live - kept
     if size > 1:
         count = runs_of(arrays, serving, sequence, number, first, last, wanted // size)
-    elif serving.candidates.shape[0] and tables[sequence, f.DEAD]:
+    elif serving.candidates.shape[0] and requests[request, s.SPARSE]:
         page_tokens = scalars[f.PAGE_TOKENS]
         count = first_candidates(tables, dead, entries, serving, request, page_tokens, wanted, last)
     else:
@@ -221,20 +220,6 @@ def evict_to_budget(arrays, serving, request):
         count = tokens_of(arrays, serving, sequence, number, first, last, wanted)
     if count == 0:
         return False
-    if state[s.PREFIX]:
-        # Pages that this step filled were published when its rows were scheduled.
-        publish_rows(
-            tables,
-            pages,
-            entries,
-            state,
-            requests,
-            serving.keys,
-            serving.page_of,
-            scalars[f.PAGE_TOKENS],
-            request,
-            cursor,
-        )
     if count == 1 and holders.shape[0] + position.shape[0] == 0 and victims[0] < cursor - 1:
         evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victims[0])
     else:

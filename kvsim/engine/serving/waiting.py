@@ -11,7 +11,7 @@ from kvsim.jit import kernel
 @kernel
 def before(requests, one, other):
     """Tell whether a request is served before another under admission by priority."""
-    for field in (s.PRIORITY, s.ARRIVAL_NS):
+    for field in (s.PRIORITY, s.ARRIVAL_NS, s.NUMBER):
         if requests[one, field] != requests[other, field]:
             return requests[one, field] < requests[other, field]
     return one < other

@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.costs.latency import latencies
+from kvsim.engine.costs.roofline import COEFFICIENTS
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.drive import Drive
 from kvsim.engine.serving.engine import ServingEngine
+from kvsim.engine.serving.settings import Settings
 from kvsim.lab.scenario import Scenario
 from kvsim.lab.studies.serving_memory import Allocator
 from kvsim.lab.studies.serving_series import Series
 from kvsim.lab.studies.serving_setup import load_requests, make_engine, understand
 from kvsim.lab.studies.study import Study
 from kvsim.paging import fields as f
+from kvsim.paging import single
 from kvsim.workload.request_loading import Loaded
+from kvsim.workload.requests import without_keys
 
 NS = 1_000_000_000
 
@@ -153,6 +157,17 @@ def _run(
     return simulate(scenario, series)
 
 
+def _warm() -> None:
+    nothing = np.zeros(1, np.int64)
+    one = np.ones(1, np.int64)
+    engine = ServingEngine(
+        without_keys(1, nothing, one, one), Settings(), np.ones(COEFFICIENTS), single()
+    )
+    engine.run()
+    engine.bring_up_to_date()
+    engine.ledger.slots()
+
+
 STUDY = Study(
     concerns=(
         "seed",
@@ -179,4 +194,5 @@ STUDY = Study(
     check=_check,
     settings=_settings,
     run=_run,
+    warm=_warm,
 )

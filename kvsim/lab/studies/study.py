@@ -34,12 +34,15 @@ class Study:
     run : callable (scenario, measured, series) -> dict
         The measured columns. May raise Infeasible, CeilingExceeded or NotApplicable. What is
         timed goes to `measured`, and arrays over time, which the row names, to `series`.
+    warm : callable () -> None
+        Compiles or loads its kernels, so that forked workers inherit them.
     """
 
     concerns: tuple[str, ...]
     check: Callable[[Scenario], None]
     settings: Callable[[Scenario], dict[str, Any]]
     run: Callable[[Scenario, dict[str, Any], dict[str, Any]], dict[str, Any]]
+    warm: Callable[[], None]
 
     def keys(self, flat: dict[str, Any]) -> dict[str, Any]:
         """Return those of a scenario's keys that concern this kind."""
