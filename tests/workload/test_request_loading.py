@@ -55,7 +55,7 @@ def test_a_page_that_is_not_full_has_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_keys_against_prefixes_written_out(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    prompts = [rng.integers(0, 3, rng.integers(1, 6)).tolist() for _ in range(12)]
+    prompts = [rng.permutation(4)[: rng.integers(1, 5)].tolist() for _ in range(12)]
     trace = _write(tmp_path, [_hashed(i, 4 * len(ids), ids) for i, ids in enumerate(prompts)])
     page_tokens = int(rng.choice([2, 4, 8]))
     requests = from_trace(trace, page_tokens).requests
@@ -93,7 +93,7 @@ def test_unsorted_times_are_refused(tmp_path: Path) -> None:
 
 def test_a_trace_without_times_needs_a_rate(tmp_path: Path) -> None:
     trace = tmp_path / "lengths.csv"
-    trace.write_text(",num_prefill_tokens,num_decode_tokens\n0,5,2\n1,6,3\n")
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n5,2\n6,3\n")
     with pytest.raises(WorkloadError, match="rate_per_s"):
         from_trace(trace, 4)
     rng = np.random.default_rng(1)
