@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,31 @@ def test_pool_pressure_preempts_the_last_and_computes_it_again() -> None:
     assert _total(engine, s.GENERATED_TOTAL) == 10
     # The first ends with step 5; the second generates its second token in step 6, and 3 more.
     assert engine.rows[:, s.LAST_NS].tolist() == [5 * MS, 9 * MS]
+
+
+def test_a_page_that_a_withdrawn_row_would_have_filled_has_no_key() -> None:
+    # The first request is the less urgent one. In the third step its row fills its page, and then
+    # the second needs a page of the pool's two: the first is preempted, and its page, whose last
+    # row is never written, is free and not cached. Taking it reclaims nothing.
+    requests = replace(
+        _requests([(0, 2, 4, []), (1, 4, 2, [])]), priority=np.array([1, 0], np.int64)
+    )
+    engine = _engine(
+        requests,
+        ceiling_pages=2,
+        step_tokens=8,
+        max_running=2,
+        admission="priority",
+        prefix="blocks",
+    )
+    seen = []
+
+    def watch(e: ServingEngine) -> None:
+        seen.append((_total(e, s.PREEMPTIONS_TOTAL), e.ledger.total(f.RECLAIMED_TOTAL)))
+        e.check()
+
+    Drive(engine, every_steps=1, watch=watch).run()
+    assert seen[:3] == [(0, 0), (0, 0), (1, 0)]
 
 
 def test_shared_ownership_ends_in_one_step() -> None:

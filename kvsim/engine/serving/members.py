@@ -225,8 +225,6 @@ def preempt(arrays, serving, request):
     requests[request, s.PREEMPTIONS] += 1
     state[s.PREEMPTIONS_TOTAL] += 1
     state[s.PREEMPTED] = 1
-    # Its own cached pages may be hits for it now, and those that it held cost others more.
-    state[s.BLOCKED] = -1
     join(serving, request, True)
 
 

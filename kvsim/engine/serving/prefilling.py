@@ -263,7 +263,7 @@ def admit(
         state[s.PREFILLING] += 1
         state[s.FORK_ENTRIES] += later
         state[s.FORK_SEATS] += seats - 1
-        # Pages that it holds now cost the next one nothing.
+        # What it holds now costs the next one nothing, and should it come back, it is another case.
         state[s.BLOCKED] = -1
         enter(state, requests, running, request)
         computed(
