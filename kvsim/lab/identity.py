@@ -20,7 +20,7 @@ from kvsim.paging.version import MODEL_VERSION
 from kvsim.policies import registry
 from kvsim.workload.recorded import locate
 
-WITHOUT_A_FILE = ("synthetic",)
+WITHOUT_A_FILE = ("synthetic", "extents")
 
 
 @functools.lru_cache(maxsize=64)

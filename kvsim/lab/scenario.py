@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
+from kvsim.lab.studies.extents_keys import ExtentStudy
 from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
 
@@ -127,7 +128,8 @@ class Workload:
     ----------
     kind : str
         A recording; the synthetic attention process; the process for requests that arrive. Or a
-        serving engine, under a recorded trace or under requests that arrive by chance.
+        serving engine, under a recorded trace or under requests that arrive by chance; or an
+        eviction of cached pages over extents.
     path : str
         A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
         lengths.
@@ -147,7 +149,7 @@ class Workload:
         Their mean rate, Poisson.
     """
 
-    kind: str = choice("recorded", "synthetic", "requests", "trace", "poisson")
+    kind: str = choice("recorded", "synthetic", "requests", "trace", "poisson", "extents")
     path: str = "package:smollm2-135m-4096-reduced"
     sequences: int = count(1, 1)
     forks: int = count(0)
@@ -203,6 +205,7 @@ SERVING = Serving()
 PREFIX = Prefix()
 MEMORY = Memory()
 COST = Cost()
+EXTENTS = ExtentStudy()
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,7 @@ class Scenario:
     prefix: Prefix = PREFIX
     memory: Memory = MEMORY
     cost: Cost = COST
+    extents: ExtentStudy = EXTENTS
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""

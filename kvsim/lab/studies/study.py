@@ -13,9 +13,10 @@ from kvsim.lab.scenario import Scenario
 MODULES = {
     "trace": "kvsim.lab.studies.serving",
     "poisson": "kvsim.lab.studies.serving",
+    "extents": "kvsim.lab.studies.extents",
 }
 # Tables of a scenario that a token loop does not read.
-TABLES = ("serving", "prefix", "cost", "memory")
+TABLES = ("serving", "prefix", "cost", "memory", "extents")
 
 
 @dataclass(frozen=True)

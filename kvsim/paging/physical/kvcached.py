@@ -6,18 +6,13 @@ time. kvcached's own words are others: its block is a page here, its page an ext
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvsim.errors import CeilingExceeded, LedgerError
-from kvsim.paging.physical.model import (
-    MIB,
-    Figures,
-    Meter,
-    Parameters,
-    TakenPages,
-    parameter,
-)
+from kvsim.paging.physical.kvcached_victims import chain_aware, ends_of_chains, oldest
+from kvsim.paging.physical.kvcached_victims import page_aligned as aligned
+from kvsim.paging.physical.model import MIB, Figures, Meter, Parameters, TakenPages, parameter
 from kvsim.paging.sizes import whole
 
 EXTENT_UNIT_BYTES = 2 * MIB
@@ -301,12 +296,30 @@ class Kvcached:
             found.setdefault(self._extent_that_holds(page), []).append(page)
         return found
 
+    def eligible(self, cached: Sequence[int]) -> dict[int, list[int]]:
+        """Return the extents that evicting all `cached` pages would empty, with those pages.
+
+        Raises
+        ------
+        LedgerError
+            If a page is not taken or named twice.
+        """
+        groups = self.by_extent(self._taken.to_let_go(cached))
+        return {e: ids for e, ids in groups.items() if len(ids) >= self.occupied(e)}
+
     def eligible_extents(self, cached: Sequence[int]) -> list[int]:
         """Return the extents that evicting all `cached` pages would empty."""
-        groups = self.by_extent(self._taken.to_let_go(cached))
-        return [extent for extent, ids in groups.items() if len(ids) >= self.occupied(extent)]
+        return list(self.eligible(cached))
 
-    def victims(self, cached: Sequence[int], count: int, page_aligned: bool = True) -> list[int]:
+    def victims(
+        self,
+        cached: Sequence[int],
+        count: int,
+        page_aligned: bool = True,
+        *,
+        parents: Mapping[int, int] | None = None,
+        top_up: bool = True,
+    ) -> list[int]:
         """Return the pages to evict from a prefix cache.
 
         Parameters
@@ -320,31 +333,28 @@ class Kvcached:
             cached, the one with fewest pages first, ties to the one whose latest use is oldest,
             until one would overflow `count`. The rest is in order of use. kvcached does so when
             it trims its cache to a cap, and takes the order of use when it needs pages.
+        parents : mapping of int to int, optional
+            The page before each in its chain. With it, whole extents are those that cut off
+            fewest pages (`kvcached_victims.chain_aware`), and the rest is ends of chains.
+        top_up : bool
+            Whether the rest is taken at all. Without it, fewer than `count` pages may be
+            returned, and every one of them lies in an extent that empties.
 
         Raises
         ------
         LedgerError
-            If a page is not taken or named twice.
+            If a page is not taken or named twice, or parents run in a circle.
         """
         count = whole("count", count)
-        cached = self._taken.to_let_go(cached)
-        found: list[int] = []
-        if page_aligned:
-            groups = self.by_extent(cached)
-            rank = {page: place for place, page in enumerate(cached)}
-            # Pages of a group stand in order of use, so the last is the most recently used.
-            whole_extents = [
-                (len(ids), rank[ids[-1]], ids)
-                for extent, ids in groups.items()
-                if len(ids) >= self.occupied(extent)
-            ]
-            for size, _, ids in sorted(whole_extents):
-                if len(found) + size > count:
-                    break
-                found += ids
-        chosen = set(found)
-        found += [page for page in cached if page not in chosen][: max(0, count - len(found))]
-        return found
+        if not page_aligned:
+            return self._taken.to_let_go(cached)[:count]
+        eligible = self.eligible(cached)
+        if parents is not None:
+            found = chain_aware(cached, eligible, count, parents)
+            rest = count - len(found) if top_up else 0
+            return found + ends_of_chains(cached, found, rest, parents)
+        found = aligned(cached, eligible, count)
+        return found + oldest(cached, found, count - len(found) if top_up else 0)
 
     # -- readings
 
