@@ -19,6 +19,10 @@ MODULES = {
 TABLES = ("serving", "prefix", "cost", "memory", "extents")
 
 
+def _no_kernels() -> None:
+    """Warm nothing."""
+
+
 @dataclass(frozen=True)
 class Study:
     """One kind of run.
@@ -43,7 +47,7 @@ class Study:
     check: Callable[[Scenario], None]
     settings: Callable[[Scenario], dict[str, Any]]
     run: Callable[[Scenario, dict[str, Any], dict[str, Any]], dict[str, Any]]
-    warm: Callable[[], None]
+    warm: Callable[[], None] = _no_kernels
 
     def keys(self, flat: dict[str, Any]) -> dict[str, Any]:
         """Return those of a scenario's keys that concern this kind."""
