@@ -137,8 +137,7 @@ class ServingEngine:
             hits=np.zeros(longest // page_tokens + 1, np.int64),
             due=np.zeros(seats, np.int64),
             draws=np.zeros((2, choosing), np.int64),
-            priorities=np.zeros(0, np.int64),
-            candidates=np.zeros(0, np.int32),
+            candidates=np.zeros((0, 2), np.int64),
             means=np.zeros((2, choosing // settings.eviction.run_tokens + 1)),
             starts=np.zeros(2, np.int64),
             victims=np.zeros(choosing, np.int64),
@@ -157,11 +156,9 @@ class ServingEngine:
         eviction = self.settings.eviction
         if eviction.order != "random" or eviction.when != "step" or eviction.run_tokens > 1:
             return
-        slots = self.ledger.arrays.dead.size
-        priorities, candidates = np.zeros(slots, np.int64), np.zeros(slots, np.int32)
-        priorities[: self.serving.priorities.size] = self.serving.priorities
-        candidates[: self.serving.candidates.size] = self.serving.candidates
-        self.serving = self.serving._replace(priorities=priorities, candidates=candidates)
+        candidates = np.zeros((self.ledger.arrays.dead.size, 2), np.int64)
+        candidates[: self.serving.candidates.shape[0]] = self.serving.candidates
+        self.serving = self.serving._replace(candidates=candidates)
 
     def _looks_at_all(self) -> bool:
         """Whether a member's table changes in every step by more than its cursor."""
