@@ -12,7 +12,9 @@ import numpy as np
 from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
+from kvsim.engine.serving.growing import with_request
 from kvsim.engine.serving.leap import leap
+from kvsim.engine.serving.recount import recount
 from kvsim.engine.serving.settings import (
     ADMISSIONS,
     CACHES,
@@ -148,7 +150,9 @@ class ServingEngine:
             fraction=np.array([settings.eviction.fraction]),
         )
         self.state = self.serving.state
-        self.rows = rows
+        self.count = rows.shape[0]
+        self._given_keys = int(requests.keys.size)
+        self._all_keys = all_keys(requests, rows)
         self._widen_heaps()
 
     def _widen_heaps(self) -> None:
@@ -199,6 +203,26 @@ class ServingEngine:
             state[field] = value
         return state
 
+    def more_rows(self, keys: np.ndarray, own_keys: int, tokens: int) -> tuple[int, int, int]:
+        """Make room for a request of `tokens` tokens, its given keys and some of its own.
+
+        Returns its number, and where its given keys and its own ones begin.
+        """
+        found = self.count, self._given_keys, self._all_keys
+        self.count += 1
+        self._given_keys += keys.size
+        self._all_keys += own_keys
+        self.serving = with_request(
+            self.serving,
+            self.count,
+            self._given_keys,
+            self._all_keys,
+            tokens,
+            self.ledger.page_tokens,
+        )
+        self.serving.keys[found[1] : self._given_keys] = keys
+        return found
+
     # Running
 
     def run_until(self, until_ns: int = FOREVER, most_steps: int = FOREVER) -> int:
@@ -212,7 +236,7 @@ class ServingEngine:
         while True:
             answer = int(leap(self.ledger.arrays, self.serving, until_ns, most_steps, NOWHERE))
             if answer == s.GROW:
-                self._grow()
+                self.grow()
             elif answer == s.POLICY_DUE:
                 self._evict_due()
             elif answer == s.LIVELOCK:
@@ -255,7 +279,8 @@ class ServingEngine:
             return f"{what}: it is not chunked, and a step has {self.settings.step_tokens} tokens"
         return f"{what}: {need} pages needed densely, {pool} in the pool; {count} waiting"
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
+        """Make larger what a kernel answered GROW for."""
         scalars = self.ledger.arrays.scalars
         what, need = int(scalars[f.GROW_WHAT]), int(scalars[f.NEED])
         scalars[f.NEED] = scalars[f.GROW_WHAT] = 0
@@ -322,6 +347,17 @@ class ServingEngine:
     # Readings
 
     @property
+    def rows(self) -> np.ndarray:
+        """The requests, int64 [count, REQUEST_FIELDS]: a view, until one more arrives."""
+        return self.serving.requests[: self.count]
+
+    def known_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are known: its prompt and what it generated."""
+        row = self.rows[request]
+        ahead = int(self.state[s.STEP] - row[s.SINCE]) if row[s.STATUS] == s.DECODES else 0
+        return int(row[s.INPUT] + row[s.GENERATED]) + ahead
+
+    @property
     def now_ns(self) -> int:
         """The time of the engine."""
         return int(self.state[s.NOW])
@@ -330,21 +366,9 @@ class ServingEngine:
         """Recount the ledger, and the engine's own sums; raise LedgerError on a mismatch."""
         self.bring_up_to_date()
         self.ledger.check()
-        status = self.rows[:, s.STATUS]
-        running = self.serving.running[: self.state[s.RUNNING]]
-        for what, found, booked in (
-            ("decoding members", (status == s.DECODES).sum(), self.state[s.DECODING]),
-            ("prefilling members", (status == s.PREFILLS).sum(), self.state[s.PREFILLING]),
-            (
-                "waiting requests",
-                ((status == s.QUEUED) | (status == s.SWAPPED)).sum(),
-                self.state[s.WAITING],
-            ),
-            ("finished requests", (status == s.FINISHED_STATUS).sum(), self.state[s.FINISHED]),
-            ("slots to read", self._reads(running), self.state[s.READS]),
-        ):
-            if int(found) != int(booked):
-                raise LedgerError(f"check failed: {what}: {int(found)} counted, {booked} booked")
+        recount(
+            self.ledger.arrays.tables, self.state, self.rows, self.serving, self.ledger.page_tokens
+        )
 
     def bring_up_to_date(self) -> None:
         """Write into the tables what their members appended since they were looked at."""
@@ -352,14 +376,3 @@ class ServingEngine:
         for request in self.serving.running[: self.state[s.RUNNING]].tolist():
             if self.rows[request, s.STATUS] == s.DECODES:
                 members.catch_up(arrays.scalars, arrays.tables, self.rows, request, step)
-
-    def _reads(self, running: np.ndarray) -> int:
-        total = 0
-        for request in running.tolist():
-            if self.rows[request, s.STATUS] == s.DECODES:
-                total += members.readable(
-                    self.ledger.arrays.tables,
-                    int(self.rows[request, s.SEQUENCE]),
-                    self.ledger.page_tokens,
-                )
-        return total
