@@ -42,7 +42,20 @@ SMALL = DecoderConfig(
 )
 DECODER = TinyDecoder(SMALL, stream(SEED, "test"))
 SHAPE = DECODER.shape("kv_raw")
-EMPTY = ContiguousCache(SHAPE, "keep")
+
+
+class Held(ContiguousCache):
+    """Rows that a member's table retains, and the position at which the next one stands."""
+
+    at = 0
+
+    @property
+    def next_position(self) -> int:
+        """One past the last row's, or later where rows between them were just evicted."""
+        return max(self.at, super().next_position)
+
+
+EMPTY = Held(SHAPE, "keep")
 GEOMETRY = SHAPE.geometry("sequence", "shared")
 
 
@@ -348,6 +361,8 @@ class Shadow:
         # Rows that are there already keep the bytes that they have; an append would rotate anew.
         held._planes = [self._gather(slots[:-count])]
         held.pos = positions[:-count]
+        if request in self._early:
+            held.at = int(positions[-count])
         words = self.words.of(request)
         for _ in range(count):
             DECODER.step(held, words[life.written])

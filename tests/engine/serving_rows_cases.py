@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Case:
     ordering: Order = Order()
     ceilings: tuple[tuple[int, int], ...] = ()
     cancelled: tuple[tuple[int, int], ...] = ()
+    cost: np.ndarray = field(default_factory=lambda: COST)
 
 
 def draw(rng: np.random.Generator) -> Case:
@@ -120,7 +121,7 @@ def make(case: Case) -> ServingEngine:
         rng = stream(3, "policy")
         ask = Asking(build("random", {}), "random", rules, (1, 1), (2, 1), rng)
     return ServingEngine(
-        case.requests, case.settings, COST, GEOMETRY, ordering=case.ordering, ask=ask
+        case.requests, case.settings, case.cost, GEOMETRY, ordering=case.ordering, ask=ask
     )
 
 
@@ -134,9 +135,7 @@ def drive(engine: ServingEngine, case: Case, watch: Watch | None) -> str:
         for at_ns, request in case.cancelled
     ]
     try:
-        Drive(
-            engine, tuple(foreign), every_steps=1 if watch is not None else 0, watch=watch
-        ).run()
+        Drive(engine, tuple(foreign), every_steps=1 if watch is not None else 0, watch=watch).run()
     except Infeasible as refusal:
         return str(refusal)
     return "completed"
