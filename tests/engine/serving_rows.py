@@ -318,7 +318,7 @@ class Shadow:
             life.host = None
             life.decodes = False
             return found
-        for entry, (old, new) in enumerate(zip(life.pages, pages, strict=False)):
+        for old, new in zip(life.pages, pages, strict=False):
             if new >= 0 and old >= 0 and old != new:
                 for offset in range(size):
                     found.append((new * size + offset, self._gather([old * size + offset])))

@@ -34,7 +34,7 @@ class Case:
 
     requests: Requests
     settings: Settings
-    ordering: Order = Order()
+    ordering: Order = field(default_factory=Order)
     ceilings: tuple[tuple[int, int], ...] = ()
     cancelled: tuple[tuple[int, int], ...] = ()
     cost: np.ndarray = field(default_factory=lambda: COST)
@@ -45,7 +45,7 @@ def draw(rng: np.random.Generator) -> Case:
     size = int(rng.choice([1, 2, 3, 4]))
     count = int(rng.integers(2, 11))
     inputs = rng.integers(1, 26, count)
-    outputs = rng.integers(0, 14, count)
+    outputs = rng.integers(0, 20, count)
     keys, start = [], [0]
     for tokens, more in zip(inputs.tolist(), outputs.tolist(), strict=True):
         # Given keys may reach into the output: then a conversation goes on where it ended.
@@ -81,11 +81,14 @@ def draw(rng: np.random.Generator) -> Case:
         recent=int(rng.integers(0, 3)),
         seed=3,
     )
-    pages = int(rng.choice([0, rng.integers(4, 20), rng.integers(10, 60)]))
+    # Room for the longest request, and often for little more.
+    longest = int((-(-(inputs + outputs) // size)).max())
+    pages = int(rng.choice([0, longest + rng.integers(3), longest + rng.integers(longest + 3)]))
+    chunked = bool(rng.random() < 0.7)
     settings = Settings(
-        step_tokens=seats + int(rng.integers(0, 24)),
+        step_tokens=seats + int(rng.integers(0, 24) if chunked else longest * size),
         max_running=seats,
-        chunked=bool(rng.random() < 0.7),
+        chunked=chunked,
         ceiling_pages=pages,
         admission=str(rng.choice(["fcfs", "priority"])),
         preemption=str(rng.choice(["recompute", "swap"])),
@@ -95,7 +98,7 @@ def draw(rng: np.random.Generator) -> Case:
         eviction=eviction,
     )
     times = rng.integers(0, 10**7, 6).tolist()
-    ceilings = [(times[at], int(rng.integers(1, 2 * pages + 1))) for at in range(3) if pages]
+    ceilings = [(times[at], int(rng.integers(longest, 2 * pages + 1))) for at in range(3) if pages]
     cancelled = [(times[3 + at], int(rng.integers(count))) for at in range(3)]
     return Case(
         requests,
