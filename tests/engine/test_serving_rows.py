@@ -94,6 +94,24 @@ def test_no_hit_returns_other_bytes_than_a_dense_prefill() -> None:
     assert total["hits"] >= DAILY, total
 
 
+def test_hits_stay_true_where_cached_pages_are_trimmed() -> None:
+    taken = hits = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+
+        def trim(engine: ServingEngine, rng: np.random.Generator = rng) -> None:
+            nonlocal taken
+            cached = np.flatnonzero(engine.ledger.arrays.pages[f.STATE, :-1] == f.CACHED_PAGE)
+            victims = rng.permutation(cached)[: int(rng.integers(0, 3))].tolist()
+            engine.forget_cached(victims)
+            taken += len(victims)
+            engine.check()
+
+        hits += play(draw(np.random.default_rng(seed)), watch=trim)[2].hits
+    assert taken > 20
+    assert hits > 20
+
+
 @pytest.mark.nightly
 def test_no_hit_returns_other_bytes_in_many_scenarios() -> None:
     for seed in range(DAILY, NIGHTLY):

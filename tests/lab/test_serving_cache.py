@@ -163,6 +163,16 @@ def test_a_held_page_keeps_its_extent() -> None:
     assert seen == [[3, 5, 4, 2, 1]]
 
 
+def test_single_pages_go_from_the_ends_of_chains() -> None:
+    # No extent of 3 fits into one page. By use the first page of the first chain would go, whatever
+    # stands behind it; the last one of it is the end that was used longest ago.
+    engine = _engine(TWO_CHAINS[:2])
+    engine.run()
+    order = [0, 1, 2, 3, 5, 4]
+    assert _cap(engine, "page_aligned", 5, 3).victims(engine, order, 1) == [0]
+    assert _cap(engine, "chain_aware", 5, 3).victims(engine, order, 1) == [3]
+
+
 def test_only_cached_pages_are_forgotten() -> None:
     engine = _engine(TWO_CHAINS[:2])
     engine.run()
