@@ -5,7 +5,7 @@ It knows nothing about SimPy: `drive` does, and calls `run_until`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from kvsim.errors import Infeasible, LedgerError, ScenarioError
 from kvsim.paging import Geometry, Ledger, Order
 from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
-from kvsim.paging.prefix import set_ceiling
+from kvsim.paging.prefix import forget, set_ceiling
 from kvsim.workload.requests import Requests
 
 NOWHERE = np.empty((1, 0), np.int64)
@@ -334,6 +334,24 @@ class ServingEngine:
             self.ledger.make_room(f.GROW_PAGES, pages - int(scalars[f.HELD]))
         self.state[s.CEILING] = pages
         set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
+        self.state[s.BLOCKED] = -1
+
+    def forget_cached(self, victims: Sequence[int]) -> None:
+        """Take the keys of cached pages away, in this order: they are free from now on.
+
+        Raises
+        ------
+        LedgerError
+            If a page is not cached, or named twice. Nothing is changed.
+        """
+        arrays = self.ledger.arrays
+        which = np.array(victims, np.int64)
+        if np.unique(which).size != which.size:
+            raise LedgerError("a cached page is to be forgotten twice")
+        if (arrays.pages[f.STATE, which] != f.CACHED_PAGE).any():
+            raise LedgerError("a page that is to be forgotten is not cached")
+        for page in victims:
+            forget(arrays.scalars, arrays.pages, page)
         self.state[s.BLOCKED] = -1
 
     def idle_until(self, time_ns: int) -> None:
