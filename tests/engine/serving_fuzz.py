@@ -31,6 +31,8 @@ STATE = (
     s.READS_TOTAL,
     s.EVICTED_TOTAL,
     s.MOST_RUNNING,
+    s.CUTS_TOTAL,
+    s.EVICTED_LEAVES_TOTAL,
 )
 LEDGER = (
     f.ALLOCATED_TOTAL,
@@ -95,6 +97,7 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
         seed=3,
     )
     pages = int(rng.choice([0, rng.integers(1, 30), rng.integers(20, 120)]))
+    prefix = str(rng.choice(["none", "blocks", "radix"]))
     settings = Settings(
         step_tokens=seats + int(rng.integers(0, 60)),
         max_running=seats,
@@ -103,10 +106,10 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
         watermark=float(rng.choice([0, 0, 0.1])),
         admission=str(rng.choice(["fcfs", "priority"])),
         preemption=str(rng.choice(["recompute", "swap"])),
-        prefix=str(rng.choice(["none", "blocks"])),
+        prefix=prefix,
         publish=str(rng.choice(["all", "prompt"])),
-        unhashed=str(rng.choice(["head", "tail"])),
-        eviction=eviction,
+        unhashed=str(rng.choice(["head", "tail"])) if prefix != "radix" else "head",
+        eviction=eviction if prefix != "radix" else Eviction(),
     )
     ceilings: list[tuple[int, int]] = []
     cancelled: list[tuple[int, int]] = []

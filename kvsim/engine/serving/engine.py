@@ -13,6 +13,8 @@ from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
 from kvsim.engine.serving.leap import leap
+from kvsim.engine.serving.radix_arrays import check_keys, check_members, check_tree, tree_of
+from kvsim.engine.serving.radix_steps import ceiling_freeing
 from kvsim.engine.serving.settings import (
     ADMISSIONS,
     CACHES,
@@ -27,7 +29,6 @@ from kvsim.errors import Infeasible, LedgerError, ScenarioError
 from kvsim.paging import Geometry, Ledger, Order
 from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
-from kvsim.paging.prefix import set_ceiling
 from kvsim.workload.requests import Requests
 
 NOWHERE = np.empty((1, 0), np.int64)
@@ -100,6 +101,9 @@ class ServingEngine:
         if ordering.append != "tail":
             raise ScenarioError("pages.append: the serving engine appends at the tail only")
         self.settings = settings
+        self.radix = settings.prefix == "radix"
+        if self.radix:
+            check_keys(requests)
         self.ask = ask
         self.arrived = len(requests)
         page_tokens = requests.page_tokens
@@ -129,6 +133,7 @@ class ServingEngine:
             page_of=np.full(
                 all_keys(requests, rows) if settings.prefix != "none" else 0, -1, np.int32
             ),
+            tree=tree_of(int(self.ledger.arrays.scalars[f.PAGES]) if self.radix else 0),
             running=np.zeros(seats, np.int64),
             calendar=np.zeros((page_tokens + 1, seats + 1), np.int32),
             today=np.zeros(seats, np.int64),
@@ -162,6 +167,12 @@ class ServingEngine:
         priorities[: self.serving.priorities.size] = self.serving.priorities
         candidates[: self.serving.candidates.size] = self.serving.candidates
         self.serving = self.serving._replace(priorities=priorities, candidates=candidates)
+
+    def _widen_tree(self) -> None:
+        """Give the radix tree, if there is one, as many pages as the pool has now."""
+        if self.radix:
+            pages = int(self.ledger.arrays.scalars[f.PAGES])
+            self.serving = self.serving._replace(tree=tree_of(pages, self.serving.tree))
 
     def _looks_at_all(self) -> bool:
         """Whether a member's table changes in every step by more than its cursor."""
@@ -266,6 +277,7 @@ class ServingEngine:
         self.ledger.make_room(what, need)
         if what == f.GROW_PAGES:
             self.ledger.new_pages_first(before)
+            self._widen_tree()
         elif what == f.GROW_ARENA:
             self._widen_heaps()
 
@@ -308,10 +320,15 @@ class ServingEngine:
         scalars = self.ledger.arrays.scalars
         if pages > int(scalars[f.PAGES]):
             # Pages beyond the ceiling are parked at once, so that all of them are accounted for.
+            before = int(scalars[f.PAGES])
             scalars[f.CEILING] = pages
             self.ledger.make_room(f.GROW_PAGES, pages - int(scalars[f.HELD]))
+            if self.radix:
+                self.ledger.new_pages_first(before)
+                self._widen_tree()
         self.state[s.CEILING] = pages
-        set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
+        arrays = self.ledger.arrays
+        ceiling_freeing(arrays.scalars, arrays.pages, self.serving.tree, self.state)
         self.state[s.BLOCKED] = -1
 
     def idle_until(self, time_ns: int) -> None:
@@ -335,6 +352,9 @@ class ServingEngine:
         self.ledger.check()
         status = self.rows[:, s.STATUS]
         running = self.serving.running[: self.state[s.RUNNING]]
+        if self.radix:
+            check_tree(self.ledger.arrays, self.serving.tree)
+            check_members(self.ledger.arrays, self.rows, running)
         for what, found, booked in (
             ("decoding members", (status == s.DECODES).sum(), self.state[s.DECODING]),
             ("prefilling members", (status == s.PREFILLS).sum(), self.state[s.PREFILLING]),

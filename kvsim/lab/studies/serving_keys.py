@@ -79,7 +79,7 @@ class Prefix:
         Whether pages that hold generated tokens enter the index too.
     """
 
-    cache: str = choice("blocks", "none")
+    cache: str = choice("blocks", "none", "radix")
     unhashed: str = choice("head", "tail")
     publish: str = choice("all", "prompt")
 
