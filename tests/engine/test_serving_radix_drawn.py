@@ -21,7 +21,7 @@ from tests.oracles.radix_engine import Engine, Member, Stuck
 
 DAILY = 60
 NIGHTLY = int(os.environ.get("KVSIM_FUZZ_SCENARIOS", "10000")) // 10
-MOST_STEPS = 400
+MOST_STEPS = 5000
 
 
 def _texts(rng: np.random.Generator, count: int) -> list[list[int]]:
