@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,11 +126,20 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
 def play(case: Case, *, leaping: bool, checking: bool) -> tuple[str, list[int], np.ndarray]:
     """Run a scenario; return its outcome, its totals, and what each request went through."""
     engine = ServingEngine(case.requests, case.settings, COST, single())
+
+    def foreign_event(at_ns: int, act: Callable[[ServingEngine], object]) -> Foreign:
+        def happen(engine: ServingEngine) -> None:
+            act(engine)
+            if checking:
+                engine.check()
+
+        return Foreign(at_ns, happen)
+
     foreign = [
-        Foreign(at_ns, lambda e, pages=pages: e.set_ceiling(pages))  # type: ignore[misc]
+        foreign_event(at_ns, lambda e, pages=pages: e.set_ceiling(pages))  # type: ignore[misc]
         for at_ns, pages in case.ceilings
     ] + [
-        Foreign(at_ns, lambda e, request=request: e.cancel(request))  # type: ignore[misc]
+        foreign_event(at_ns, lambda e, request=request: e.cancel(request))  # type: ignore[misc]
         for at_ns, request in case.cancelled
     ]
     watch = (lambda e: e.check()) if checking else None

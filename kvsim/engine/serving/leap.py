@@ -278,7 +278,7 @@ def leap(arrays, serving, until_ns, most_steps, placed):
             state[s.LAST_PROGRESS] = state[s.STEP]
         if state[s.PREFILLING] or (every and wrote):
             if state[s.PREFIX] == s.RADIX:
-                insert_chunks(arrays, serving)
+                insert_chunks(arrays, serving, first_prefilling(state, requests, running))
             after_tokens(arrays, serving, scalars, tables, state, requests, running, calendar)
             if state[s.DUE]:
                 state[s.PHASE] = s.AT_EVICTED

@@ -42,7 +42,8 @@ def check_keys(requests: Requests) -> None:
     starts = requests.key_start[:-1]
     before[starts[np.diff(requests.key_start) > 0]] = -1
     known = np.full(requests.given_keys, -2, np.int64)
-    known[requests.keys] = before
+    # Backwards, so that what stays written is what a key follows first.
+    known[requests.keys[::-1]] = before[::-1]
     wrong = np.flatnonzero(known[requests.keys] != before)
     if wrong.size:
         at = int(wrong[0])
@@ -76,12 +77,13 @@ def check_tree(arrays: Arrays, tree: np.ndarray) -> None:
     pages, end = arrays.pages, tree.shape[1] - 1
     _must(end == int(arrays.scalars[f.PAGES]), "it has not as many pages as the pool")
     nodes: list[int] = []
-    at = int(tree[r.NEWER, end])
+    last, at = end, int(tree[r.NEWER, end])
     while at != end:
+        _must(int(tree[r.OLDER, at]) == last, "the list's two directions disagree")
         nodes.append(at)
         _must(len(nodes) <= end, "the list of nodes is no ring")
-        _must(int(tree[r.OLDER, tree[r.NEWER, at]]) == at, "the list's two directions disagree")
-        at = int(tree[r.NEWER, at])
+        last, at = at, int(tree[r.NEWER, at])
+    _must(int(tree[r.OLDER, end]) == last, "the list's two directions disagree")
     place = {node: number for number, node in enumerate(nodes)}
     children = dict.fromkeys(nodes, 0)
     keyed: list[int] = []

@@ -113,10 +113,13 @@ def insert(arrays, serving, request, rows, stays):
 
 
 @kernel
-def insert_chunks(arrays, serving):
-    """Insert what the members that prefill computed in the step that ended, in running order."""
+def insert_chunks(arrays, serving, begin):
+    """Insert what the members that prefill computed in the step that ended, in running order.
+
+    None of them stands before the place `begin`.
+    """
     state, requests, running = serving.state, serving.requests, serving.running
-    for at in range(state[s.RUNNING]):
+    for at in range(begin, state[s.RUNNING]):
         member = running[at]
         if requests[member, s.STATUS] != s.PREFILLS:
             continue
