@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ STATE = (
     s.READS_TOTAL,
     s.EVICTED_TOTAL,
     s.MOST_RUNNING,
+    s.CUTS_TOTAL,
+    s.EVICTED_LEAVES_TOTAL,
 )
 LEDGER = (
     f.ALLOCATED_TOTAL,
@@ -95,6 +98,7 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
         seed=3,
     )
     pages = int(rng.choice([0, rng.integers(1, 30), rng.integers(20, 120)]))
+    prefix = str(rng.choice(["none", "blocks", "radix"]))
     settings = Settings(
         step_tokens=seats + int(rng.integers(0, 60)),
         max_running=seats,
@@ -103,10 +107,10 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
         watermark=float(rng.choice([0, 0, 0.1])),
         admission=str(rng.choice(["fcfs", "priority"])),
         preemption=str(rng.choice(["recompute", "swap"])),
-        prefix=str(rng.choice(["none", "blocks"])),
+        prefix=prefix,
         publish=str(rng.choice(["all", "prompt"])),
-        unhashed=str(rng.choice(["head", "tail"])),
-        eviction=eviction,
+        unhashed=str(rng.choice(["head", "tail"])) if prefix != "radix" else "head",
+        eviction=eviction if prefix != "radix" else Eviction(),
     )
     ceilings: list[tuple[int, int]] = []
     cancelled: list[tuple[int, int]] = []
@@ -122,11 +126,20 @@ def draw(rng: np.random.Generator, *, foreign: bool = True) -> Case:
 def play(case: Case, *, leaping: bool, checking: bool) -> tuple[str, list[int], np.ndarray]:
     """Run a scenario; return its outcome, its totals, and what each request went through."""
     engine = ServingEngine(case.requests, case.settings, COST, single())
+
+    def foreign_event(at_ns: int, act: Callable[[ServingEngine], object]) -> Foreign:
+        def happen(engine: ServingEngine) -> None:
+            act(engine)
+            if checking:
+                engine.check()
+
+        return Foreign(at_ns, happen)
+
     foreign = [
-        Foreign(at_ns, lambda e, pages=pages: e.set_ceiling(pages))  # type: ignore[misc]
+        foreign_event(at_ns, lambda e, pages=pages: e.set_ceiling(pages))  # type: ignore[misc]
         for at_ns, pages in case.ceilings
     ] + [
-        Foreign(at_ns, lambda e, request=request: e.cancel(request))  # type: ignore[misc]
+        foreign_event(at_ns, lambda e, request=request: e.cancel(request))  # type: ignore[misc]
         for at_ns, request in case.cancelled
     ]
     watch = (lambda e: e.check()) if checking else None

@@ -200,7 +200,10 @@ def _act(engine: ServingEngine, event: Event, done: dict[str, int]) -> None:
             twin = known.setdefault(engine.known_tokens(member), member)
             if (
                 twin != member
-                and (engine.settings.prefix == "none" or engine.settings.publish == "prompt")
+                and (
+                    engine.settings.prefix == "none"
+                    or (engine.settings.publish == "prompt" and not engine.radix)
+                )
                 and engine.rows[twin, s.INPUT] == engine.rows[member, s.INPUT]
             ):
                 outside.rejoin(engine, member, twin)

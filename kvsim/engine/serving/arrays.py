@@ -22,6 +22,8 @@ class Serving(NamedTuple):
     keys : int32 [given keys of all requests]
     page_of : int32 [key]
         The prefix index; of length 0 without a prefix cache.
+    tree : int32 [TREE_FIELDS, page + 1]
+        The radix tree over it; one column without it.
     running : int64 [max_running]
         Members in running order.
     calendar : int32 [page_tokens + 1, max_running + 1]
@@ -54,6 +56,7 @@ class Serving(NamedTuple):
     requests: np.ndarray
     keys: np.ndarray
     page_of: np.ndarray
+    tree: np.ndarray
     running: np.ndarray
     calendar: np.ndarray
     today: np.ndarray

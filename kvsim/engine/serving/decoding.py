@@ -25,10 +25,10 @@ from kvsim.engine.serving.members import (
     victim_of_preemption,
 )
 from kvsim.engine.serving.publishing import publish_rows, publish_until
+from kvsim.engine.serving.radix_steps import append_freeing, free_pages
 from kvsim.engine.serving.victims import evict_to_budget
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.append import append
 from kvsim.paging.lifecycle import free_tables
 from kvsim.paging.pool import allocate
 from kvsim.paging.prefix import forget
@@ -137,7 +137,7 @@ def write_row(arrays, serving, request, placed):
     scalars, tables, pages, entries, _, _, _, _, _ = arrays
     page_tokens = scalars[f.PAGE_TOKENS]
     sequence = serving.requests[request, s.SEQUENCE]
-    answer = append(arrays, sequence, 1, placed)
+    answer = append_freeing(arrays, serving, sequence, 1, placed)
     # No store carries rows here: what a copy on write moved is counted, and that is all.
     scalars[f.PLAN] = 0
     if answer == f.OK and serving.requests[request, s.SPARSE]:
@@ -192,7 +192,9 @@ def look(
     `plain` says that a slot has no flag but `dead`. The bundles are for what happens seldom.
     """
     page_tokens = scalars[f.PAGE_TOKENS]
-    publishes = state[s.PREFIX] != s.NO_CACHE
+    publishes = state[s.PREFIX] == s.BLOCKS
+    radix = state[s.PREFIX] == s.RADIX
+    tree = serving.tree
     all_alike = state[s.TOUCH_ALL]
     step = state[s.STEP]
     last = calendar.shape[1] - 1
@@ -252,6 +254,8 @@ def look(
         ):
             # Stands here and not in a function of its own: handing the arrays over costs more
             # than taking the page.
+            if radix:
+                free_pages(scalars, pages, tree, state, 1)
             fresh = tables[sequence, f.START] + entry
             entries[f.PAGE, fresh] = allocate(scalars, pages, scopes, 0)
             entries[f.DEAD_IN, fresh] = 0

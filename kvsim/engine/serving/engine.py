@@ -11,57 +11,23 @@ import numpy as np
 
 from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
+from kvsim.engine.serving.arrays import FOREVER, all_keys, request_rows
+from kvsim.engine.serving.beginning import serving_arrays
+from kvsim.engine.serving.engine_ledger import EngineLedger
 from kvsim.engine.serving.growing import with_request
 from kvsim.engine.serving.leap import leap
+from kvsim.engine.serving.radix_arrays import check_keys, check_members, check_tree, tree_of
+from kvsim.engine.serving.radix_steps import ceiling_freeing
 from kvsim.engine.serving.recount import recount
-from kvsim.engine.serving.settings import (
-    ADMISSIONS,
-    CACHES,
-    EVICTIONS,
-    MOMENTS,
-    PREEMPTIONS,
-    PUBLICATIONS,
-    Settings,
-)
+from kvsim.engine.serving.settings import Settings
 from kvsim.engine.serving.unhashing import Unhashing
 from kvsim.errors import Infeasible, LedgerError, ScenarioError
-from kvsim.paging import Geometry, Ledger, Order
+from kvsim.paging import Geometry, Order
 from kvsim.paging import fields as f
-from kvsim.paging.arrays import Arrays
-from kvsim.paging.prefix import forget, set_ceiling
+from kvsim.paging.prefix import forget
 from kvsim.workload.requests import Requests
 
 NOWHERE = np.empty((1, 0), np.int64)
-
-
-class EngineLedger(Ledger):
-    """A ledger whose arrays an engine hands to its own kernels."""
-
-    @property
-    def arrays(self) -> Arrays:
-        """The arrays as they are now; growing replaces some of them."""
-        return self._arrays
-
-    def make_room(self, what: int, need: int) -> None:
-        """Grow one of the arrays, as a verb does that a kernel answered with GROW."""
-        self._flush()
-        self._grow(what, need)
-
-    def new_pages_first(self, before: int) -> None:
-        """Move the pages that growing added from the queue's tail to its head.
-
-        An unlimited pool has memory for the asking, so it does not reclaim cached pages.
-        """
-        pages = self._arrays.pages
-        sentinel = pages.shape[1] - 1
-        last_old = int(pages[f.PREVIOUS, before])
-        if last_old == sentinel:
-            return
-        first_old, last_new = int(pages[f.NEXT, sentinel]), int(pages[f.PREVIOUS, sentinel])
-        pages[f.NEXT, sentinel], pages[f.PREVIOUS, before] = before, sentinel
-        pages[f.NEXT, last_new], pages[f.PREVIOUS, first_old] = first_old, last_new
-        pages[f.NEXT, last_old], pages[f.PREVIOUS, sentinel] = sentinel, last_old
 
 
 class ServingEngine:
@@ -102,6 +68,9 @@ class ServingEngine:
         if ordering.append != "tail":
             raise ScenarioError("pages.append: the serving engine appends at the tail only")
         self.settings = settings
+        self.radix = settings.prefix == "radix"
+        if self.radix:
+            check_keys(requests)
         self.ask = ask
         self.arrived = len(requests)
         page_tokens = requests.page_tokens
@@ -122,32 +91,8 @@ class ServingEngine:
         self.ledger.make_room(f.GROW_PLAN, page_tokens + 1)
         # Most runs need no more than this; the kernel asks for what they do.
         self.ledger.make_room(f.GROW_ARENA, min(seats, rows.shape[0]) * min(entries, 64))
-        evicts = settings.eviction.order in ("oldest", "random")
-        choosing = longest if evicts else 0
-        self.serving = Serving(
-            state=self._state(requests, settings),
-            requests=rows,
-            keys=requests.keys,
-            page_of=np.full(
-                all_keys(requests, rows) if settings.prefix != "none" else 0, -1, np.int32
-            ),
-            running=np.zeros(seats, np.int64),
-            calendar=np.zeros((page_tokens + 1, seats + 1), np.int32),
-            today=np.zeros(seats, np.int64),
-            tomorrow=np.zeros(seats, np.int64),
-            heap=np.zeros(rows.shape[0] + 1, np.int64),
-            hits=np.zeros(longest // page_tokens + 1, np.int64),
-            due=np.zeros(seats, np.int64),
-            draws=np.zeros((2, choosing), np.int64),
-            candidates=np.zeros((0, 2), np.int64),
-            means=np.zeros((2, choosing // settings.eviction.run_tokens + 1)),
-            starts=np.zeros(2, np.int64),
-            victims=np.zeros(choosing, np.int64),
-            scratch=np.zeros(
-                longest + 2 if ordering.stored or ordering.renumbers_alone else 0, np.int64
-            ),
-            cost=cost,
-            fraction=np.array([settings.eviction.fraction]),
+        self.serving = serving_arrays(
+            requests, rows, settings, ordering, cost, self.ledger.arrays, self._looks_at_all()
         )
         self.state = self.serving.state
         self.count = rows.shape[0]
@@ -164,44 +109,17 @@ class ServingEngine:
         candidates[: self.serving.candidates.shape[0]] = self.serving.candidates
         self.serving = self.serving._replace(candidates=candidates)
 
+    def _widen_tree(self) -> None:
+        """Give the radix tree, if there is one, as many pages as the pool has now."""
+        if self.radix:
+            pages = int(self.ledger.arrays.scalars[f.PAGES])
+            self.serving = self.serving._replace(tree=tree_of(pages, self.serving.tree))
+
     def _looks_at_all(self) -> bool:
         """Whether a member's table changes in every step by more than its cursor."""
         eviction, arrays = self.settings.eviction, self.ledger.arrays
         flags = arrays.holders.shape[0] + arrays.position.shape[0]
         return bool(flags) or (eviction.order != "none" and eviction.when == "step")
-
-    def _state(self, requests: Requests, settings: Settings) -> np.ndarray:
-        eviction = settings.eviction
-        ceiling = int(self.ledger.arrays.scalars[f.CEILING])
-        state = np.zeros(s.STATE_SIZE, np.int64)
-        for field, value in (
-            (s.WAIT_HEAD, -1),
-            (s.WAIT_TAIL, -1),
-            (s.BLOCKED, -1),
-            (s.ARRIVED, len(requests)),
-            (s.GIVEN_KEYS, requests.given_keys),
-            (s.CEILING, ceiling),
-            (s.WATERMARK, int(settings.watermark * settings.ceiling_pages)),
-            (s.STEP_TOKENS, settings.step_tokens),
-            (s.MAX_RUNNING, settings.max_running),
-            (s.CHUNKED, settings.chunked),
-            (s.ADMISSION, ADMISSIONS[settings.admission]),
-            (s.PREEMPTION, PREEMPTIONS[settings.preemption]),
-            (s.PREFIX, CACHES[settings.prefix]),
-            (s.PUBLISH, PUBLICATIONS[settings.publish]),
-            (s.EVICTION, EVICTIONS[eviction.order]),
-            (s.WHEN, MOMENTS[eviction.when]),
-            (s.PRESSURE, eviction.when == "pressure" and eviction.order != "none"),
-            (s.RUN_TOKENS, eviction.run_tokens),
-            (s.KEPT, eviction.tokens),
-            (s.SINKS, eviction.sinks),
-            (s.RECENT, eviction.recent),
-            (s.SEED, eviction.seed),
-            (s.PLANES, settings.planes),
-            (s.TOUCH_ALL, self._looks_at_all()),
-        ):
-            state[field] = value
-        return state
 
     def more_rows(self, keys: np.ndarray, own_keys: int, tokens: int) -> tuple[int, int, int]:
         """Make room for a request of `tokens` tokens, its given keys and some of its own.
@@ -288,6 +206,7 @@ class ServingEngine:
         self.ledger.make_room(what, need)
         if what == f.GROW_PAGES:
             self.ledger.new_pages_first(before)
+            self._widen_tree()
         elif what == f.GROW_ARENA:
             self._widen_heaps()
 
@@ -330,10 +249,15 @@ class ServingEngine:
         scalars = self.ledger.arrays.scalars
         if pages > int(scalars[f.PAGES]):
             # Pages beyond the ceiling are parked at once, so that all of them are accounted for.
+            before = int(scalars[f.PAGES])
             scalars[f.CEILING] = pages
             self.ledger.make_room(f.GROW_PAGES, pages - int(scalars[f.HELD]))
+            if self.radix:
+                self.ledger.new_pages_first(before)
+                self._widen_tree()
         self.state[s.CEILING] = pages
-        set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
+        arrays = self.ledger.arrays
+        ceiling_freeing(arrays.scalars, arrays.pages, self.serving.tree, self.state)
         self.state[s.BLOCKED] = -1
 
     def forget_cached(self, victims: Sequence[int]) -> None:
@@ -342,8 +266,10 @@ class ServingEngine:
         Raises
         ------
         LedgerError
-            If a page is not cached, or named twice. Nothing is changed.
+            If a page is not cached, or named twice, or lies in a radix tree. Nothing is changed.
         """
+        if self.radix:
+            raise LedgerError("single pages of a radix tree cannot be forgotten")
         arrays = self.ledger.arrays
         which = np.array(victims, np.int64)
         if np.unique(which).size != which.size:
@@ -384,6 +310,11 @@ class ServingEngine:
         """Recount the ledger, and the engine's own sums; raise LedgerError on a mismatch."""
         self.bring_up_to_date()
         self.ledger.check()
+        if self.radix:
+            check_tree(self.ledger.arrays, self.serving.tree)
+            check_members(
+                self.ledger.arrays, self.rows, self.serving.running[: self.state[s.RUNNING]]
+            )
         recount(
             self.ledger.arrays.tables, self.state, self.rows, self.serving, self.ledger.page_tokens
         )

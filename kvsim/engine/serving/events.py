@@ -13,6 +13,7 @@ from kvsim.engine.serving.members import (
     start_decoding,
     strike,
 )
+from kvsim.engine.serving.radix_steps import insert_leaving
 from kvsim.engine.serving.waiting import leave
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -28,7 +29,9 @@ def cancel(arrays, serving, request):
     if status in (s.FINISHED_STATUS, s.CANCELLED_STATUS):
         return False
     if status in (s.PREFILLS, s.DECODES):
-        drop(arrays, serving, request)
+        wrote = drop(arrays, serving, request)
+        if state[s.PREFIX] == s.RADIX:
+            insert_leaving(arrays, serving, request, status == s.DECODES, wrote)
         exit_running(state, serving.running, request)
     elif status in (s.QUEUED, s.SWAPPED):
         leave(serving, request)

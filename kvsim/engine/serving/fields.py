@@ -72,7 +72,9 @@ PRESS_WANTED = 65  # whether the next step begins with an eviction under pressur
 TOUCH_ALL = 66  # whether every member is looked at in every step
 BLOCKED_KNOWN = 67  # the tokens that it had to compute at most,
 BLOCKED_RECLAIMED = 68  # and RECLAIMED_TOTAL
-STATE_SIZE = 69
+CUTS_TOTAL = 69  # nodes of the radix tree that were cut in two,
+EVICTED_LEAVES_TOTAL = 70  # and leaves that were evicted
+STATE_SIZE = 71
 
 # requests, int64 [request, field].
 ARRIVAL_NS = 0
@@ -138,7 +140,7 @@ AT_EVICTED = 2
 # Choices.
 FCFS, BY_PRIORITY = 0, 1
 RECOMPUTE, SWAP = 0, 1
-NO_CACHE, BLOCKS = 0, 1
+NO_CACHE, BLOCKS, RADIX = 0, 1, 2
 PROMPT, ALL = 0, 1
 NO_EVICTION, OLDEST, RANDOM, ASK = 0, 1, 2, 3
 PREFILL_END, EVERY_STEP, UNDER_PRESSURE = 0, 1, 2

@@ -13,6 +13,7 @@ from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.decoding import finish, leavers, look, press_first
 from kvsim.engine.serving.events import adopt
 from kvsim.engine.serving.members import (
+    catch_up,
     first_prefilling,
     fork_entries,
     next_look,
@@ -21,12 +22,12 @@ from kvsim.engine.serving.members import (
     strike,
 )
 from kvsim.engine.serving.prefilling import admit, prefill
+from kvsim.engine.serving.radix_steps import ceiling_freeing, insert_chunks, insert_leaving
 from kvsim.engine.serving.victims import evict_newly_old, evict_to_budget, evicts_singly
 from kvsim.engine.serving.waiting import arrive
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.moves import rows_of
-from kvsim.paging.prefix import set_ceiling
 
 
 @kernel
@@ -198,6 +199,9 @@ def leap(arrays, serving, until_ns, most_steps, placed):
         if phase == s.AT_START:
             leaving = leavers(requests, calendar, today, state[s.STEP])
             for at in range(leaving):
+                if state[s.PREFIX] == s.RADIX:
+                    catch_up(scalars, tables, requests, today[at], state[s.STEP])
+                    insert_leaving(arrays, serving, today[at], True, False)
                 finish(
                     scalars,
                     tables,
@@ -216,7 +220,7 @@ def leap(arrays, serving, until_ns, most_steps, placed):
             if ahead < state[s.ARRIVED] and requests[ahead, s.ARRIVAL_NS] <= state[s.NOW]:
                 arrive(state, requests, heap)
             if state[s.CEILING] != scalars[f.CEILING] and scalars[f.CEILING] <= scalars[f.PAGES]:
-                set_ceiling(scalars, pages, state[s.CEILING])
+                ceiling_freeing(scalars, pages, serving.tree, state)
             if room_for_a_step(scalars, state, entries) != f.OK:
                 state[s.PHASE] = phase
                 return s.GROW
@@ -297,6 +301,8 @@ def leap(arrays, serving, until_ns, most_steps, placed):
         if wrote:
             state[s.LAST_PROGRESS] = state[s.STEP]
         if state[s.PREFILLING] or (every and wrote):
+            if state[s.PREFIX] == s.RADIX:
+                insert_chunks(arrays, serving, first_prefilling(state, requests, running))
             after_tokens(arrays, serving, scalars, tables, state, requests, running, calendar)
             if state[s.DUE]:
                 state[s.PHASE] = s.AT_EVICTED

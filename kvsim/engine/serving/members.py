@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
+from kvsim.engine.serving.radix_steps import insert_leaving
 from kvsim.engine.serving.waiting import before, join
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -212,6 +213,8 @@ def preempt(arrays, serving, request):
     decodes = requests[request, s.STATUS] == s.DECODES
     wrote = drop(arrays, serving, request)
     exit_running(state, serving.running, request)
+    if state[s.PREFIX] == s.RADIX:
+        insert_leaving(arrays, serving, request, decodes, wrote)
     sequence = requests[request, s.SEQUENCE]
     if decodes and state[s.PREEMPTION] == s.SWAP:
         if wrote:

@@ -66,9 +66,9 @@ def branch(
     """Let a request arrive now that goes on from a point of another one.
 
     If the other one decodes, and there is a seat, the branch shares its pages at once and copies
-    on write, and prefills only what it does not share. Otherwise it waits like any request, and
-    finds in the prefix cache what is left there. A member that was evicted from, or whose slots
-    have flags, can be branched at its end only.
+    on write, and prefills only what it does not share. Otherwise, and with a radix cache, it
+    waits like any request, and finds in the prefix cache what is left there. A member that was
+    evicted from, or whose slots have flags, can be branched at its end only.
 
     Parameters
     ----------
@@ -107,7 +107,8 @@ def branch(
     whole = tokens == known
     plain = engine.ledger.arrays.holders.shape[0] + engine.ledger.arrays.position.shape[0] == 0
     seat = engine.state[s.RUNNING] + engine.state[s.FORK_SEATS] < engine.state[s.MAX_RUNNING]
-    if decodes and seat and (whole or (plain and not rows[parent, s.SPARSE])):
+    # Pages of a radix node have one refcount, which a share of only some of them would break.
+    if decodes and seat and not engine.radix and (whole or (plain and not rows[parent, s.SPARSE])):
         # The last token has no row yet, and the last of a prompt is always computed.
         held = min(tokens, known - 1, int(rows[request, s.INPUT]) - 1)
         if _answered(engine, lambda: _branch(engine, parent, request, held)) == f.OK:
@@ -131,8 +132,10 @@ def rejoin(engine: ServingEngine, lost: int, by: int) -> None:
         raise LedgerError(f"beams {lost} and {by} are not two decoding members")
     if engine.known_tokens(lost) != engine.known_tokens(by):
         raise LedgerError(f"beams {lost} and {by} have not generated as many tokens")
-    if engine.settings.prefix != "none" and engine.settings.publish == "all":
-        raise LedgerError("beams change what they generated: set prefix.publish to prompt")
+    if engine.radix or (engine.settings.prefix != "none" and engine.settings.publish == "all"):
+        raise LedgerError(
+            "beams change what they generated: set prefix.publish to prompt, and no radix cache"
+        )
     _answered(engine, lambda: int(branching.rejoin(engine.ledger.arrays, engine.serving, lost, by)))
 
 

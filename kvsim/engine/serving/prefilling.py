@@ -14,10 +14,11 @@ from kvsim.engine.serving.members import (
     victim_of_preemption,
 )
 from kvsim.engine.serving.publishing import find_hits, publish_rows
+from kvsim.engine.serving.radix_steps import append_freeing, free_pages, matched
 from kvsim.engine.serving.waiting import first, leave, pop_front
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
-from kvsim.paging.append import append, append_alone
+from kvsim.paging.append import append_alone
 from kvsim.paging.lifecycle import open_tables
 from kvsim.paging.prefix import attach
 from kvsim.paging.segments import missing
@@ -76,7 +77,7 @@ def prefill(arrays, serving, placed):
         chunk = min(known - requests[member, s.COMPUTED], state[s.BUDGET])
         if chunk <= 0:
             continue
-        answer = append(arrays, requests[member, s.SEQUENCE], chunk, placed)
+        answer = append_freeing(arrays, serving, requests[member, s.SEQUENCE], chunk, placed)
         if answer != f.OK and state[s.PRESSURE] and not state[s.PRESSED]:
             # Decoding members have their rows already: the next step begins with an eviction.
             state[s.PRESS_WANTED] = 1
@@ -86,7 +87,7 @@ def prefill(arrays, serving, placed):
             preempt(arrays, serving, victim)
             if victim == member:
                 break
-            answer = append(arrays, requests[member, s.SEQUENCE], chunk, placed)
+            answer = append_freeing(arrays, serving, requests[member, s.SEQUENCE], chunk, placed)
         if answer == f.OK:
             scalars[f.PLAN] = 0
             computed(
@@ -134,12 +135,14 @@ def still_blocked(scalars, state, request, room):
 @kernel
 def admit_swapped(arrays, serving, request, room):
     """Let a request come back with its rows, if there are pages for them."""
-    scalars, tables, _, _, _, _, _, _, _ = arrays
+    scalars, tables, pages, _, _, _, _, _, _ = arrays
     state, requests = serving.state, serving.requests
     count = requests[request, s.HOST_PAGES_OF]
     if count > room:
         return False
     leave(serving, request)
+    if state[s.PREFIX] == s.RADIX:
+        free_pages(scalars, pages, serving.tree, state, count)
     swap_in(arrays, requests[request, s.SEQUENCE])
     state[s.HOST_PAGES] += count
     state[s.SWAPPED_PAGES_TOTAL] += count
@@ -238,6 +241,8 @@ def admit(
             found,
             capacity,
         )
+        if state[s.PREFIX] == s.RADIX:
+            matched(scalars, pages, serving.tree, state, hits, found, need - unheld)
         append_alone(
             scalars,
             tables,

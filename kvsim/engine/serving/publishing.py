@@ -25,7 +25,7 @@ def publish_rows(
     tables, pages, entries, state, requests, keys, page_of, page_tokens, request, rows
 ):
     """Enter the full pages among the first `rows` rows of a request that were not entered yet."""
-    if state[s.PREFIX] == s.NO_CACHE or requests[request, s.SPARSE]:
+    if state[s.PREFIX] != s.BLOCKS or requests[request, s.SPARSE]:
         return
     if state[s.PUBLISH] == s.PROMPT:
         rows = min(rows, requests[request, s.INPUT])

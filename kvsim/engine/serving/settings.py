@@ -9,7 +9,7 @@ from kvsim.errors import ScenarioError
 
 ADMISSIONS = {"fcfs": s.FCFS, "priority": s.BY_PRIORITY}
 PREEMPTIONS = {"recompute": s.RECOMPUTE, "swap": s.SWAP}
-CACHES = {"none": s.NO_CACHE, "blocks": s.BLOCKS}
+CACHES = {"none": s.NO_CACHE, "blocks": s.BLOCKS, "radix": s.RADIX}
 PUBLICATIONS = {"prompt": s.PROMPT, "all": s.ALL}
 EVICTIONS = {"none": s.NO_EVICTION, "oldest": s.OLDEST, "random": s.RANDOM, "ask": s.ASK}
 MOMENTS = {"prefill_end": s.PREFILL_END, "step": s.EVERY_STEP, "pressure": s.UNDER_PRESSURE}
@@ -54,7 +54,7 @@ class Settings:
         0 for a pool that grows as needed.
     watermark : float
         Share of the ceiling that an admission leaves free.
-    prefix : {"none", "blocks"}
+    prefix : {"none", "blocks", "radix"}
     publish : {"all", "prompt"}
     unhashed : {"head", "tail"}
         Where in the queue a freed page without a key goes.
@@ -91,10 +91,24 @@ class Settings:
                 f"serving.step_tokens: {self.step_tokens} is below serving.max_running "
                 f"({self.max_running}): a step could not give every member its token"
             )
+        if self.prefix == "radix":
+            self._check_radix()
         if not 0 <= self.watermark < 1:
             raise ScenarioError("serving.watermark: must be at least 0 and below 1")
         if self.eviction.when == "pressure" and self.eviction.order == "ask":
             raise ScenarioError(
                 "serving.pressure: evict needs a policy whose order is fixed when a token is "
                 "appended (streaming_llm, random)"
+            )
+
+    def _check_radix(self) -> None:
+        if self.unhashed != "head":
+            raise ScenarioError(
+                "prefix.unhashed: tail has no meaning with prefix.cache = radix: free pages are "
+                "always taken before leaves are evicted"
+            )
+        if self.eviction.order != "none":
+            raise ScenarioError(
+                "prefix.cache: radix does not go with a policy that evicts tokens: its pool frees "
+                "a page with any one of its tokens, so it lets go of whole pages only"
             )

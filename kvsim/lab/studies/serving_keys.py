@@ -72,7 +72,7 @@ class Prefix:
     Attributes
     ----------
     cache : str
-        Hash-chained full pages, as vLLM has them; or none.
+        Hash-chained full pages, as vLLM has them; none; or a radix tree of them, as SGLang has it.
     unhashed : str
         Where in the queue a freed page without a key goes.
     publish : str
@@ -87,7 +87,7 @@ class Prefix:
         Simulated time between two trimmings, where there is a cap.
     """
 
-    cache: str = choice("blocks", "none")
+    cache: str = choice("blocks", "none", "radix")
     unhashed: str = choice("head", "tail")
     publish: str = choice("all", "prompt")
     cap_pages: int = count(0)
