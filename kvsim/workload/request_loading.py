@@ -14,6 +14,7 @@ import numpy as np
 
 from kvsim.errors import WorkloadError
 from kvsim.workload.requests import MOST_KEYS, Requests
+from kvsim.workload.rounding import Rounding
 from kvsim.workload.traces.chains import Chains
 from kvsim.workload.traces.reading import Tally, Trace
 from kvsim.workload.traces.reblock import Reblocker
@@ -30,11 +31,15 @@ class Loaded(NamedTuple):
         What the reading met.
     caveat : str or None
         What the page keys cannot tell.
+    rounding_lost_tokens : int or None
+        What hits lose because they are whole pages (`kvsim.workload.rounding`); None where the
+        trace has no ids of blocks that pages are made of.
     """
 
     requests: Requests
     tally: Tally
     caveat: str | None
+    rounding_lost_tokens: int | None = None
 
 
 class Growing:
@@ -65,21 +70,34 @@ class PageKeys:
     def __init__(self, trace: Trace, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._has_ids = trace.has_ids
+        self._rounding = None
         if not trace.has_ids:
             self.caveat = None
             return
         self._reblock = Reblocker(trace.block_tokens, page_tokens)
         self.caveat = self._reblock.caveat
         # Re-blocked ids stand for whole prefixes; a trace's own need not.
-        own = trace.block_tokens == page_tokens
-        self._chains = Chains() if own else None
+        self._own = trace.block_tokens == page_tokens
+        self._chains = Chains() if self._own else self._reblock.chains
+        if 0 < trace.block_tokens <= page_tokens:
+            self._rounding = Rounding(trace.block_tokens, page_tokens)
 
     def __call__(self, request: Request) -> np.ndarray:
         """Return the keys of the full pages of a prompt, int64 [pages]."""
         if not self._has_ids:
             return np.zeros(0, np.int64)
-        pages = self._reblock(request)[: request.input_tokens // self._page_tokens]
-        return self._chains(pages) if self._chains is not None else pages
+        pages = self._reblock(request)
+        if self._own:
+            pages = self._chains(pages)
+        if self._rounding is not None:
+            self._rounding.add(pages if self._own else self._reblock.nodes)
+        return pages[: request.input_tokens // self._page_tokens]
+
+    def rounding_lost_tokens(self, input_tokens: np.ndarray, order: np.ndarray) -> int | None:
+        """Return what rounding costs the requests so far, arriving in this order."""
+        if self._rounding is None:
+            return None
+        return self._rounding.lost_tokens(self._chains.parents(), input_tokens, order)
 
 
 def from_trace(
@@ -159,11 +177,11 @@ def from_trace(
     values, start = keys.values(), np.array(begins, np.int64)
     if (order != np.arange(order.size)).any():
         values, start = _in_order(values, start, order)
-    count = len(arrivals)
+    count, input_tokens = len(arrivals), np.array(inputs, np.int64)
     requests = Requests(
         page_tokens=page_tokens,
         arrival_ns=times[order],
-        input_tokens=np.array(inputs, np.int64)[order],
+        input_tokens=input_tokens[order],
         output_tokens=np.array(outputs, np.int64)[order],
         priority=np.zeros(count, np.int64),
         samples=np.ones(count, np.int64),
@@ -171,7 +189,8 @@ def from_trace(
         key_start=start,
         given_keys=most + 1,
     )
-    return Loaded(requests, tally, keys_of.caveat)
+    lost = keys_of.rounding_lost_tokens(input_tokens, order)
+    return Loaded(requests, tally, keys_of.caveat, lost)
 
 
 def _begin(

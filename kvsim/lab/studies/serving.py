@@ -97,6 +97,7 @@ def _requests(engine: ServingEngine, scenario: Scenario, loaded: Loaded) -> dict
         "finished_requests": int(done.sum()),
         "skipped_requests": loaded.tally.skipped,
         "caveat": loaded.caveat,
+        "rounding_lost_tokens": loaded.rounding_lost_tokens,
         "tokens": int(rows[:, s.INPUT].sum() + rows[:, s.OUTPUT].sum()),
         "makespan_s": end_ns / NS,
         "throughput_tokens_per_s": generated * NS / end_ns if end_ns else None,
