@@ -163,16 +163,16 @@ def load_requests(scenario: Scenario) -> Loaded:
     workload, serving = scenario.workload, scenario.serving
     rng = stream(scenario.seed, "arrivals")
     if workload.kind == "trace":
-        loaded = from_trace(
+        return from_trace(
             workload.path,
             scenario.pages.tokens,
             limit=serving.limit,
             skip_bad=serving.skip_bad,
             time_scale=serving.time_scale,
+            samples=serving.samples,
             rate_per_s=workload.rate_per_s,
             rng=rng,
         )
-        return loaded._replace(requests=_sampled(loaded.requests, serving.samples))
     if serving.input_tokens:
         lengths = arrivals.Lengths((serving.input_tokens,), (serving.output_tokens,))
     else:

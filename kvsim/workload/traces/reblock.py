@@ -126,6 +126,14 @@ class Reblocker:
         return np.concatenate(parts)
 
 
+def with_output(request: Request, block_tokens: int) -> Request:
+    """Return a request whose prompt goes on over the blocks of its output that have ids."""
+    if not request.output_ids.size:
+        return request
+    ids = np.concatenate([request.hash_ids, request.output_ids])
+    return request._replace(hash_ids=ids, input_tokens=ids.size * block_tokens)
+
+
 def weights(request: Request, pages: int, page_tokens: int) -> np.ndarray:
     """Return how many tokens of the prompt each of its pages holds, int64 [pages].
 
