@@ -12,6 +12,7 @@ from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.drive import Drive
 from kvsim.engine.serving.engine import ServingEngine
 from kvsim.engine.serving.settings import Settings
+from kvsim.lab.progress import part
 from kvsim.lab.scenario import Scenario
 from kvsim.lab.studies.serving_memory import Allocator
 from kvsim.lab.studies.serving_series import Series
@@ -120,6 +121,11 @@ def _hits(engine: ServingEngine) -> dict[str, Any]:
     return {"hit_fraction": hits / needed if needed else None}
 
 
+def _finished(engine: ServingEngine) -> int:
+    """Return how many requests have finished, forks of samples each for themselves."""
+    return int(np.count_nonzero(engine.rows[:, s.STATUS] == s.FINISHED_STATUS))
+
+
 def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any]:
     """Run a scenario's engine to its end; return the columns, and the time series in `series`."""
     parts = understand(scenario)
@@ -131,13 +137,15 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
         allocator = Allocator(scenario, parts.layout, longest)
     samples = Series(allocator)
     sample_ns = int(max(0.0, scenario.serving.sample_ms) * 1e6)
-    Drive(
-        engine,
-        sample_ns=sample_ns,
-        monitor=samples,
-        every_steps=scenario.memory.every_steps if allocator else 0,
-        watch=allocator,
-    ).run()
+    with part("requests finished", engine.rows.shape[0]) as tell:
+        Drive(
+            engine,
+            sample_ns=sample_ns,
+            monitor=samples,
+            every_steps=scenario.memory.every_steps if allocator else 0,
+            watch=allocator,
+            report=tell and (lambda engine: tell(lambda: _finished(engine))),
+        ).run()
     engine.check()
     if sample_ns:
         samples(engine)
