@@ -303,7 +303,8 @@ class Batch:
             member.cursor = known
             member.running = True
             self.hits_total += known
-            self.hit_tokens[member.number] = known
+            if member.sample == 0:
+                self.hit_tokens[member.number] = known
             self.running.append(member)
             self.admitted.append(member)
             self.seats += member.seats

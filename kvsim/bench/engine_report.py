@@ -161,7 +161,7 @@ class Report:
     request_preemptions : int64 [requests]
         Over all samples.
     hit_tokens : int64 [requests]
-        Of the last admission of any sample.
+        Of the last admission of the first sample.
     """
 
     steps: int

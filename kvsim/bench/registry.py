@@ -9,7 +9,11 @@ from typing import Any
 
 from kvsim.errors import KvsimError
 
-BENCHMARKS = {"evict": "kvsim.bench.evict", "ledger": "kvsim.bench.ledger"}
+BENCHMARKS = {
+    "engine": "kvsim.bench.engine",
+    "evict": "kvsim.bench.evict",
+    "ledger": "kvsim.bench.ledger",
+}
 
 
 def names() -> tuple[str, ...]:

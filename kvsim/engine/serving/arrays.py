@@ -39,8 +39,8 @@ class Serving(NamedTuple):
         Scratch of victim selection.
     means : float64 [2, most runs of a request or 0]
         Scratch of victim selection by runs.
-    priorities, candidates : int64, int32 [arena * page_tokens or 0]
-        A heap of candidates for each table, where single tokens of fixed random priority are
+    candidates : int64 [arena * page_tokens or 0, 2]
+        A heap of (priority, slot) for each table, where single tokens of fixed random priority are
         evicted at each step.
     starts, victims, scratch : int64
         Arguments of the ledger's evict.
@@ -63,7 +63,6 @@ class Serving(NamedTuple):
     due: np.ndarray
     draws: np.ndarray
     means: np.ndarray
-    priorities: np.ndarray
     candidates: np.ndarray
     starts: np.ndarray
     victims: np.ndarray

@@ -87,8 +87,9 @@ class Asking:
             )
         loop, row = self._loop, engine.rows[request]
         life = (request, int(row[s.PREEMPTIONS]))
-        if self._lives.get(sequence) != life:
-            # The number was another sequence's, or this one was computed anew.
+        if self._lives.get(sequence) != life and not row[s.SPARSE]:
+            # The number was another sequence's, or this one was computed anew. What was evicted
+            # from before is neither: a swap does not end it, and what it lacks is remembered.
             self._lives[sequence] = life
             none = [np.zeros(0, np.int64) for _ in range(engine.ledger.geometry.sets)]
             loop.tracked[sequence] = Tracked(signals=NoSignals(), tokens=none)

@@ -1,7 +1,8 @@
 """A heap of the slots that a member may lose next, where single tokens go at every step.
 
-It lies in two arrays beside the arena, at the place of the member's table: the least priority is
-at the root, and among equals the oldest slot. A slot enters it when it is old enough.
+It lies in an array beside the arena, at the place of the member's table, a priority and its slot
+side by side: the least priority is at the root, and among equals the oldest slot. A slot enters
+it when it is old enough.
 """
 
 from __future__ import annotations
@@ -12,50 +13,61 @@ from kvsim.jit import kernel
 
 
 @kernel
-def goes_first(priorities, slots, one, other):
-    """Tell whether one place of the arrays goes before another."""
-    if priorities[one] != priorities[other]:
-        return priorities[one] < priorities[other]
-    return slots[one] < slots[other]
+def goes_first(heap, place, priority, slot):
+    """Tell whether what stands at a place goes before another slot."""
+    found = heap[place, 0]
+    return found < priority or (found == priority and heap[place, 1] < slot)
 
 
 @kernel
-def swap(priorities, slots, one, other):
-    """Exchange two places."""
-    priorities[one], priorities[other] = priorities[other], priorities[one]
-    slots[one], slots[other] = slots[other], slots[one]
-
-
-@kernel
-def put(priorities, slots, base, size, priority, slot):
+def put(heap, base, size, priority, slot):
     """Put a slot into the heap of `size` slots that begins at `base`."""
     at = size
-    priorities[base + at] = priority
-    slots[base + at] = slot
     while at > 0:
         above = (at - 1) // 2
-        if not goes_first(priorities, slots, base + at, base + above):
+        if goes_first(heap, base + above, priority, slot):
             break
-        swap(priorities, slots, base + at, base + above)
+        heap[base + at, 0] = heap[base + above, 0]
+        heap[base + at, 1] = heap[base + above, 1]
         at = above
+    heap[base + at, 0] = priority
+    heap[base + at, 1] = slot
 
 
 @kernel
-def take(priorities, slots, base, size):
-    """Take the first slot out of a heap of `size` slots, and return it."""
-    slot = np.int64(slots[base])
-    size -= 1
-    priorities[base] = priorities[base + size]
-    slots[base] = slots[base + size]
+def sink(heap, base, size, priority, slot):
+    """Let a slot take the place of the root, and restore the order below."""
     at = np.int64(0)
     while True:
         least = 2 * at + 1
         if least >= size:
             break
-        if least + 1 < size and goes_first(priorities, slots, base + least + 1, base + least):
-            least += 1
-        if not goes_first(priorities, slots, base + least, base + at):
+        if least + 1 < size:
+            left = base + least
+            least += goes_first(heap, left + 1, heap[left, 0], heap[left, 1])
+        if not goes_first(heap, base + least, priority, slot):
             break
-        swap(priorities, slots, base + least, base + at)
+        heap[base + at, 0] = heap[base + least, 0]
+        heap[base + at, 1] = heap[base + least, 1]
         at = least
+    heap[base + at, 0] = priority
+    heap[base + at, 1] = slot
+
+
+@kernel
+def take(heap, base, size):
+    """Take the first slot out of a heap of `size` slots, and return it."""
+    slot = heap[base, 1]
+    size -= 1
+    sink(heap, base, size, heap[base + size, 0], heap[base + size, 1])
     return slot
+
+
+@kernel
+def put_and_take(heap, base, size, priority, slot):
+    """Return the slot that goes first of a heap and one more, which stays in it otherwise."""
+    if size == 0 or not goes_first(heap, base, priority, slot):
+        return slot
+    first = heap[base, 1]
+    sink(heap, base, size, priority, slot)
+    return first

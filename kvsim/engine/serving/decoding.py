@@ -82,10 +82,11 @@ def press(arrays, serving, members, done, count, rank):
     them, because what room they had is gone. Members that stand before `rank` in the running
     order have written their rows of this step.
     """
-    scalars, tables, _, _, _, _, _, _, _ = arrays
+    scalars, tables, pages, entries, _, _, _, _, _ = arrays
     state, requests, running = serving.state, serving.requests, serving.running
     calendar = serving.calendar
     step = state[s.STEP]
+    page_tokens = scalars[f.PAGE_TOKENS]
     state[s.PRESSED] = 1
     for at in range(state[s.RUNNING]):
         member = running[at]
@@ -95,9 +96,19 @@ def press(arrays, serving, members, done, count, rank):
         wrote = requests[member, s.SINCE] > step or requests[member, s.RANK] < rank
         if requests[member, s.SINCE] <= step:
             catch_up(scalars, tables, requests, member, step + wrote)
-        old = readable(tables, sequence, scalars[f.PAGE_TOKENS])
+        old = readable(tables, sequence, page_tokens)
+        filled = np.int64(-1)
+        published = requests[member, s.DONE_PAGES]
+        if wrote and published > 0 and published * page_tokens == tables[sequence, f.CURSOR]:
+            filled = np.int64(entries[f.PAGE, tables[sequence, f.START] + published - 1])
+        sparse = requests[member, s.SPARSE]
         if evict_to_budget(arrays, serving, member):
-            state[s.READS] += readable(tables, sequence, scalars[f.PAGE_TOKENS]) - old
+            state[s.READS] += readable(tables, sequence, page_tokens) - old
+            if filled >= 0 and not sparse:
+                # Its row of this step is computed without what has just been evicted, or not at
+                # all: the page that the row fills is not what a dense prefill would make.
+                forget(scalars, pages, filled)
+                requests[member, s.DONE_PAGES] = published - 1
             if wrote:
                 strike(requests, calendar, member)
                 note(requests, calendar, member, step + 1)

@@ -41,6 +41,22 @@ class Foreign:
 Monitor = Callable[[ServingEngine], None]
 
 
+@dataclass(frozen=True)
+class Recurring:
+    """Something that happens again and again, and never keeps an engine waiting.
+
+    Attributes
+    ----------
+    every_ns : int
+        Time between two of them, and until the first.
+    act : callable (engine) -> None
+        Called between two steps, before a monitor that looks at the same time.
+    """
+
+    every_ns: int
+    act: Monitor
+
+
 class Drive:
     """Runs an engine to its end beside foreign events and monitors.
 
@@ -57,6 +73,7 @@ class Drive:
         Sees every state in which a step leaves the engine, if every_steps is 1.
     report : callable (engine) -> None
         Called every `REPORT_STEPS` steps or oftener, for a display.
+    recurring : sequence of Recurring
     leaping : bool
         False takes every step alone: the results are the same, which tests rely on.
     """
@@ -71,6 +88,7 @@ class Drive:
         every_steps: int = 0,
         watch: Monitor | None = None,
         report: Monitor | None = None,
+        recurring: tuple[Recurring, ...] = (),
         leaping: bool = True,
     ) -> None:
         self.engine = engine
@@ -80,6 +98,7 @@ class Drive:
         self.every_steps = every_steps
         self.watch = watch
         self.report = report
+        self.recurring = recurring
         self.leaping = leaping
         self._to_come = len(foreign)
 
@@ -95,6 +114,8 @@ class Drive:
         env = simpy.Environment()
         for event in self.foreign:
             env.process(self._happen(env, event))
+        for again in self.recurring:
+            env.process(self._recur(env, again))
         if self.sample_ns and self.monitor is not None:
             env.process(self._sample(env, self.monitor))
         env.run(until=env.process(self._drive(env)))
@@ -103,6 +124,11 @@ class Drive:
         yield env.timeout(event.at_ns)
         event.act(self.engine)
         self._to_come -= 1
+
+    def _recur(self, env: simpy.Environment, again: Recurring) -> Generator[simpy.Event, Any, None]:
+        while True:
+            yield env.timeout(again.every_ns)
+            again.act(self.engine)
 
     def _sample(
         self, env: simpy.Environment, monitor: Monitor

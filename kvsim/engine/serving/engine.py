@@ -5,14 +5,16 @@ It knows nothing about SimPy: `drive` does, and calls `run_until`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvsim.engine.serving import events, members
 from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.arrays import FOREVER, Serving, all_keys, request_rows
+from kvsim.engine.serving.growing import with_request
 from kvsim.engine.serving.leap import leap
+from kvsim.engine.serving.recount import recount
 from kvsim.engine.serving.settings import (
     ADMISSIONS,
     CACHES,
@@ -27,7 +29,7 @@ from kvsim.errors import Infeasible, LedgerError, ScenarioError
 from kvsim.paging import Geometry, Ledger, Order
 from kvsim.paging import fields as f
 from kvsim.paging.arrays import Arrays
-from kvsim.paging.prefix import set_ceiling
+from kvsim.paging.prefix import forget, set_ceiling
 from kvsim.workload.requests import Requests
 
 NOWHERE = np.empty((1, 0), np.int64)
@@ -137,8 +139,7 @@ class ServingEngine:
             hits=np.zeros(longest // page_tokens + 1, np.int64),
             due=np.zeros(seats, np.int64),
             draws=np.zeros((2, choosing), np.int64),
-            priorities=np.zeros(0, np.int64),
-            candidates=np.zeros(0, np.int32),
+            candidates=np.zeros((0, 2), np.int64),
             means=np.zeros((2, choosing // settings.eviction.run_tokens + 1)),
             starts=np.zeros(2, np.int64),
             victims=np.zeros(choosing, np.int64),
@@ -149,7 +150,9 @@ class ServingEngine:
             fraction=np.array([settings.eviction.fraction]),
         )
         self.state = self.serving.state
-        self.rows = rows
+        self.count = rows.shape[0]
+        self._given_keys = int(requests.keys.size)
+        self._all_keys = all_keys(requests, rows)
         self._widen_heaps()
 
     def _widen_heaps(self) -> None:
@@ -157,11 +160,9 @@ class ServingEngine:
         eviction = self.settings.eviction
         if eviction.order != "random" or eviction.when != "step" or eviction.run_tokens > 1:
             return
-        slots = self.ledger.arrays.dead.size
-        priorities, candidates = np.zeros(slots, np.int64), np.zeros(slots, np.int32)
-        priorities[: self.serving.priorities.size] = self.serving.priorities
-        candidates[: self.serving.candidates.size] = self.serving.candidates
-        self.serving = self.serving._replace(priorities=priorities, candidates=candidates)
+        candidates = np.zeros((self.ledger.arrays.dead.size, 2), np.int64)
+        candidates[: self.serving.candidates.shape[0]] = self.serving.candidates
+        self.serving = self.serving._replace(candidates=candidates)
 
     def _looks_at_all(self) -> bool:
         """Whether a member's table changes in every step by more than its cursor."""
@@ -202,6 +203,26 @@ class ServingEngine:
             state[field] = value
         return state
 
+    def more_rows(self, keys: np.ndarray, own_keys: int, tokens: int) -> tuple[int, int, int]:
+        """Make room for a request of `tokens` tokens, its given keys and some of its own.
+
+        Returns its number, and where its given keys and its own ones begin.
+        """
+        found = self.count, self._given_keys, self._all_keys
+        self.count += 1
+        self._given_keys += keys.size
+        self._all_keys += own_keys
+        self.serving = with_request(
+            self.serving,
+            self.count,
+            self._given_keys,
+            self._all_keys,
+            tokens,
+            self.ledger.page_tokens,
+        )
+        self.serving.keys[found[1] : self._given_keys] = keys
+        return found
+
     # Running
 
     def run_until(self, until_ns: int = FOREVER, most_steps: int = FOREVER) -> int:
@@ -215,7 +236,7 @@ class ServingEngine:
         while True:
             answer = int(leap(self.ledger.arrays, self.serving, until_ns, most_steps, NOWHERE))
             if answer == s.GROW:
-                self._grow()
+                self.grow()
             elif answer == s.POLICY_DUE:
                 self._evict_due()
             elif answer == s.LIVELOCK:
@@ -258,7 +279,8 @@ class ServingEngine:
             return f"{what}: it is not chunked, and a step has {self.settings.step_tokens} tokens"
         return f"{what}: {need} pages needed densely, {pool} in the pool; {count} waiting"
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
+        """Make larger what a kernel answered GROW for."""
         scalars = self.ledger.arrays.scalars
         what, need = int(scalars[f.GROW_WHAT]), int(scalars[f.NEED])
         scalars[f.NEED] = scalars[f.GROW_WHAT] = 0
@@ -314,6 +336,24 @@ class ServingEngine:
         set_ceiling(self.ledger.arrays.scalars, self.ledger.arrays.pages, pages)
         self.state[s.BLOCKED] = -1
 
+    def forget_cached(self, victims: Sequence[int]) -> None:
+        """Take the keys of cached pages away, in this order: they are free from now on.
+
+        Raises
+        ------
+        LedgerError
+            If a page is not cached, or named twice. Nothing is changed.
+        """
+        arrays = self.ledger.arrays
+        which = np.array(victims, np.int64)
+        if np.unique(which).size != which.size:
+            raise LedgerError("a cached page is to be forgotten twice")
+        if (arrays.pages[f.STATE, which] != f.CACHED_PAGE).any():
+            raise LedgerError("a page that is to be forgotten is not cached")
+        for page in victims:
+            forget(arrays.scalars, arrays.pages, page)
+        self.state[s.BLOCKED] = -1
+
     def idle_until(self, time_ns: int) -> None:
         """Let time pass in which nobody runs."""
         self.state[s.NOW] = max(int(self.state[s.NOW]), time_ns)
@@ -325,6 +365,17 @@ class ServingEngine:
     # Readings
 
     @property
+    def rows(self) -> np.ndarray:
+        """The requests, int64 [count, REQUEST_FIELDS]: a view, until one more arrives."""
+        return self.serving.requests[: self.count]
+
+    def known_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are known: its prompt and what it generated."""
+        row = self.rows[request]
+        ahead = int(self.state[s.STEP] - row[s.SINCE]) if row[s.STATUS] == s.DECODES else 0
+        return int(row[s.INPUT] + row[s.GENERATED]) + ahead
+
+    @property
     def now_ns(self) -> int:
         """The time of the engine."""
         return int(self.state[s.NOW])
@@ -333,21 +384,9 @@ class ServingEngine:
         """Recount the ledger, and the engine's own sums; raise LedgerError on a mismatch."""
         self.bring_up_to_date()
         self.ledger.check()
-        status = self.rows[:, s.STATUS]
-        running = self.serving.running[: self.state[s.RUNNING]]
-        for what, found, booked in (
-            ("decoding members", (status == s.DECODES).sum(), self.state[s.DECODING]),
-            ("prefilling members", (status == s.PREFILLS).sum(), self.state[s.PREFILLING]),
-            (
-                "waiting requests",
-                ((status == s.QUEUED) | (status == s.SWAPPED)).sum(),
-                self.state[s.WAITING],
-            ),
-            ("finished requests", (status == s.FINISHED_STATUS).sum(), self.state[s.FINISHED]),
-            ("slots to read", self._reads(running), self.state[s.READS]),
-        ):
-            if int(found) != int(booked):
-                raise LedgerError(f"check failed: {what}: {int(found)} counted, {booked} booked")
+        recount(
+            self.ledger.arrays.tables, self.state, self.rows, self.serving, self.ledger.page_tokens
+        )
 
     def bring_up_to_date(self) -> None:
         """Write into the tables what their members appended since they were looked at."""
@@ -355,14 +394,3 @@ class ServingEngine:
         for request in self.serving.running[: self.state[s.RUNNING]].tolist():
             if self.rows[request, s.STATUS] == s.DECODES:
                 members.catch_up(arrays.scalars, arrays.tables, self.rows, request, step)
-
-    def _reads(self, running: np.ndarray) -> int:
-        total = 0
-        for request in running.tolist():
-            if self.rows[request, s.STATUS] == s.DECODES:
-                total += members.readable(
-                    self.ledger.arrays.tables,
-                    int(self.rows[request, s.SEQUENCE]),
-                    self.ledger.page_tokens,
-                )
-        return total

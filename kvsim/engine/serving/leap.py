@@ -21,7 +21,7 @@ from kvsim.engine.serving.members import (
     strike,
 )
 from kvsim.engine.serving.prefilling import admit, prefill
-from kvsim.engine.serving.victims import evict_to_budget
+from kvsim.engine.serving.victims import evict_newly_old, evict_to_budget, evicts_singly
 from kvsim.engine.serving.waiting import arrive
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
@@ -115,6 +115,32 @@ def evict_from(arrays, serving, request):
 
 
 @kernel
+def evict_all_due(arrays, serving, every):
+    """Evict from all members that are due."""
+    scalars, tables, pages, entries, dead, holders, position, scopes, _ = arrays
+    state, requests, due = serving.state, serving.requests, serving.due
+    candidates, fraction = serving.candidates, serving.fraction[0]
+    singly = every and evicts_singly(state, holders.shape[0] + position.shape[0])
+    for at in range(state[s.DUE]):
+        request = due[at]
+        if not singly or not evict_newly_old(
+            scalars,
+            tables,
+            pages,
+            entries,
+            dead,
+            scopes,
+            state,
+            requests,
+            candidates,
+            fraction,
+            request,
+        ):
+            evict_from(arrays, serving, request)
+    state[s.DUE] = 0
+
+
+@kernel
 def after_tokens(arrays, serving, scalars, tables, state, requests, running, calendar):
     """Complete the prefills of a step, and evict what a policy wants after it."""
     state[s.DUE] = 0
@@ -142,9 +168,7 @@ def after_tokens(arrays, serving, scalars, tables, state, requests, running, cal
             serving.due[state[s.DUE]] = running[at]
             state[s.DUE] += 1
     if state[s.EVICTION] != s.ASK:
-        for at in range(state[s.DUE]):
-            evict_from(arrays, serving, serving.due[at])
-        state[s.DUE] = 0
+        evict_all_due(arrays, serving, every)
 
 
 @kernel

@@ -131,10 +131,13 @@ def start_decoding(scalars, tables, state, requests, calendar, request, since):
 @kernel
 def take_back_row(arrays, sequence):
     """Undo the row that a member wrote in the step under way."""
-    scalars, tables, pages, entries, _, _, _, scopes, _ = arrays
+    scalars, tables, pages, entries, _, _, position, scopes, _ = arrays
     page_tokens = scalars[f.PAGE_TOKENS]
     tables[sequence, f.CURSOR] -= 1
     tables[sequence, f.ROOM] = 0
+    for row in range(position.shape[0]):
+        # The row had the last position given, and the next one is to have it again.
+        tables[sequence, f.NEXT_POSITION + row] -= 1
     if tables[sequence, f.CURSOR] % page_tokens == 0:
         tables[sequence, f.ENTRIES] -= 1
         tables[sequence, f.NAMED] -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.candidates import put, take
+from kvsim.engine.serving.candidates import put, put_and_take, take
 from kvsim.jit import kernel
 from kvsim.paging import fields as f
 from kvsim.paging.eviction import evict, evict_one
@@ -162,7 +162,7 @@ def remember(tables, dead, entries, serving, request, page_tokens, last):
         there = entries[f.PAGE, start + slot // page_tokens] >= 0
         if there and not dead[base + slot]:
             priority = priority_of(state[s.SEED], requests[request, s.NUMBER], slot)
-            put(serving.priorities, serving.candidates, base, size, priority, slot)
+            put(serving.candidates, base, size, priority, slot)
             size += 1
         slot += 1
     requests[request, s.HEAPED] = size
@@ -178,7 +178,7 @@ def first_candidates(tables, dead, entries, serving, request, page_tokens, wante
     count = min(wanted, requests[request, s.HEAPED])
     for done in range(count):
         size = requests[request, s.HEAPED]
-        slot = take(serving.priorities, serving.candidates, base, size)
+        slot = take(serving.candidates, base, size)
         requests[request, s.HEAPED] = size - 1
         at = done
         while at > 0 and victims[at - 1] > slot:
@@ -189,6 +189,90 @@ def first_candidates(tables, dead, entries, serving, request, page_tokens, wante
 
 
 @kernel
+def budget_of(state, requests, fraction, request):
+    """Return how many live tokens a member keeps."""
+    if state[s.KEPT]:
+        return state[s.KEPT]
+    # Rows written in this life: all known tokens but the one that has no row yet.
+    rows = requests[request, s.INPUT] + requests[request, s.GENERATED]
+    if requests[request, s.OUTPUT] > 0:
+        rows -= 1
+    return np.int64(fraction * rows)
+
+
+@kernel
+def evicts_singly(state, flags):
+    """Tell whether members that were evicted from may be handed to `evict_newly_old`.
+
+    `flags` is how many flags a slot has but `dead`.
+    """
+    return (
+        flags == 0
+        and state[s.RUN_TOKENS] == 1
+        and state[s.RECENT] > 0
+        and (state[s.EVICTION] == s.OLDEST or state[s.EVICTION] == s.RANDOM)
+    )
+
+
+@kernel
+def evict_newly_old(
+    scalars,
+    tables,
+    pages,
+    entries,
+    dead,
+    scopes,
+    state,
+    requests,
+    candidates,
+    fraction,
+    request,
+):
+    """Do for one member what `evict_to_budget` does, where it is one row over its budget.
+
+    That is what a step leaves of a member that was evicted from in the step before. Takes the
+    arrays that it needs, because a bundle costs more than all of this. Returns False, and
+    changes nothing, where more has to be done.
+    """
+    sequence = requests[request, s.SEQUENCE]
+    cursor = tables[sequence, f.CURSOR]
+    over = cursor - tables[sequence, f.DEAD] - budget_of(state, requests, fraction, request)
+    if over <= 0:
+        return True
+    if over > 1 or not requests[request, s.SPARSE]:
+        return False
+    page_tokens = scalars[f.PAGE_TOKENS]
+    start = tables[sequence, f.START]
+    base = start * page_tokens
+    last = cursor - state[s.RECENT]
+    if state[s.EVICTION] == s.RANDOM:
+        newly = last - 1
+        if requests[request, s.HEAP_NEXT] != newly or newly < state[s.SINKS] or dead[base + newly]:
+            return False
+        victim = put_and_take(
+            candidates,
+            base,
+            requests[request, s.HEAPED],
+            priority_of(state[s.SEED], requests[request, s.NUMBER], newly),
+            newly,
+        )
+        requests[request, s.HEAP_NEXT] = last
+    else:
+        victim = max(state[s.SINKS], tables[sequence, f.OLDEST])
+        if victim >= last or entries[f.PAGE, start + victim // page_tokens] < 0:
+            return False
+        if dead[base + victim]:
+            return False
+        tables[sequence, f.OLDEST] = victim + 1
+    named = tables[sequence, f.NAMED]
+    evict_one(scalars, tables, pages, entries, dead, scopes, sequence, victim)
+    state[s.READS] += (tables[sequence, f.NAMED] - named) * page_tokens
+    requests[request, s.EVICTED] += 1
+    state[s.EVICTED_TOTAL] += 1
+    return True
+
+
+@kernel
 def evict_to_budget(arrays, serving, request):
     """Evict from a member that is up to date until it keeps its budget; tell whether it did."""
     scalars, tables, pages, entries, dead, holders, position, scopes, _ = arrays
@@ -196,13 +280,7 @@ def evict_to_budget(arrays, serving, request):
     sequence = requests[request, s.SEQUENCE]
     cursor = tables[sequence, f.CURSOR]
     live = cursor - tables[sequence, f.DEAD]
-    kept = state[s.KEPT]
-    if kept == 0:
-        # Rows written in this life: all known tokens but the one that has no row yet.
-        rows = requests[request, s.INPUT] + requests[request, s.GENERATED]
-        if requests[request, s.OUTPUT] > 0:
-            rows -= 1
-        kept = np.int64(serving.fraction[0] * rows)
+    kept = budget_of(state, requests, serving.fraction[0], request)
     if live <= kept:
         return False
     number = requests[request, s.NUMBER]

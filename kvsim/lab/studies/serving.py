@@ -9,14 +9,17 @@ import numpy as np
 from kvsim.engine.costs.latency import latencies
 from kvsim.engine.costs.roofline import COEFFICIENTS
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.drive import Drive
+from kvsim.engine.serving.drive import Drive, Recurring
 from kvsim.engine.serving.engine import ServingEngine
 from kvsim.engine.serving.settings import Settings
 from kvsim.lab.progress import part
 from kvsim.lab.scenario import Scenario
+from kvsim.lab.studies import serving_cache
+from kvsim.lab.studies.serving_cache import Cap, Chains
+from kvsim.lab.studies.serving_columns import MEASURED
 from kvsim.lab.studies.serving_memory import Allocator
 from kvsim.lab.studies.serving_series import Series
-from kvsim.lab.studies.serving_setup import load_requests, make_engine, understand
+from kvsim.lab.studies.serving_setup import Parts, load_requests, make_engine, understand
 from kvsim.lab.studies.study import Study
 from kvsim.paging import fields as f
 from kvsim.paging import single
@@ -28,6 +31,7 @@ NS = 1_000_000_000
 
 def _check(scenario: Scenario) -> None:
     parts = understand(scenario)
+    serving_cache.check(scenario, parts.layout)
     if scenario.memory.model != "none":
         Allocator(scenario, parts.layout, 1)
 
@@ -47,6 +51,9 @@ def _settings(scenario: Scenario) -> dict[str, Any]:
         "preemption": serving.preemption,
         "pressure": serving.pressure,
         "prefix_cache": prefix.cache,
+        "prefix_cap_pages": prefix.cap_pages,
+        "prefix_victims": prefix.victims if prefix.cap_pages else None,
+        "prefix_trim_ms": prefix.trim_ms if prefix.cap_pages else None,
         "memory_model": scenario.memory.model,
         "slo_ttft_ms": serving.slo_ttft_ms,
         "slo_tpot_ms": serving.slo_tpot_ms,
@@ -126,6 +133,34 @@ def _finished(engine: ServingEngine) -> int:
     return int(np.count_nonzero(engine.rows[:, s.STATUS] == s.FINISHED_STATUS))
 
 
+def _cache(
+    scenario: Scenario, parts: Parts, engine: ServingEngine
+) -> tuple[Chains | None, Cap | None]:
+    """Return what follows the chains of cached pages and what trims them, where they are."""
+    if scenario.prefix.cache == "none":
+        return None, None
+    chains = Chains(engine)
+    return chains, Cap(scenario, parts.layout, chains) if scenario.prefix.cap_pages else None
+
+
+def _kept(engine: ServingEngine, chains: Chains | None, cap: Cap | None) -> dict[str, Any]:
+    """Return what became of cached pages; null where there is no prefix cache, or no cap."""
+    columns: dict[str, Any] = dict.fromkeys(
+        (
+            "orphan_pages",
+            "orphan_pages_peak",
+            "unreachable_pages",
+            "trimmed_pages_total",
+            "trimmed_extents_total",
+        )
+    )
+    if chains is not None:
+        columns |= chains.columns(engine)
+    if cap is not None:
+        columns |= cap.columns()
+    return columns
+
+
 def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any]:
     """Run a scenario's engine to its end; return the columns, and the time series in `series`."""
     parts = understand(scenario)
@@ -136,14 +171,25 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
     if scenario.memory.model != "none":
         allocator = Allocator(scenario, parts.layout, longest)
     samples = Series(allocator)
+    chains, cap = _cache(scenario, parts, engine)
+    recurring: tuple[Recurring, ...] = ()
+    if cap is not None:
+        recurring = (Recurring(max(1, int(scenario.prefix.trim_ms * 1e6)), cap),)
+
+    def monitor(watched: ServingEngine) -> None:
+        samples(watched)
+        if chains is not None:
+            chains(watched)
+
     sample_ns = int(max(0.0, scenario.serving.sample_ms) * 1e6)
     with part("requests finished", engine.rows.shape[0]) as tell:
         Drive(
             engine,
             sample_ns=sample_ns,
-            monitor=samples,
+            monitor=monitor,
             every_steps=scenario.memory.every_steps if allocator else 0,
             watch=allocator,
+            recurring=recurring,
             report=tell and (lambda engine: tell(lambda: _finished(engine))),
         ).run()
     engine.check()
@@ -154,6 +200,7 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
         **_requests(engine, scenario, loaded),
         **_flows(engine),
         **_hits(engine),
+        **_kept(engine, chains, cap),
     }
     if allocator is not None:
         columns |= {f"memory_{name}": value for name, value in allocator.model.counters().items()}
@@ -203,5 +250,6 @@ STUDY = Study(
     check=_check,
     settings=_settings,
     run=_run,
+    measured=MEASURED,
     warm=_warm,
 )

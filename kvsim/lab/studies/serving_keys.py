@@ -77,11 +77,22 @@ class Prefix:
         Where in the queue a freed page without a key goes.
     publish : str
         Whether pages that hold generated tokens enter the index too.
+    cap_pages : int
+        Cached pages that a trimming leaves; 0 for no cap and no trimming.
+    victims : str
+        Which cached pages a trimming takes. `lru`: those used longest ago. `page_aligned`: whole
+        extents, fewest pages first. `chain_aware`: whole extents, those first that cut off the
+        fewest pages from their chains.
+    trim_ms : float
+        Simulated time between two trimmings, where there is a cap.
     """
 
     cache: str = choice("blocks", "none")
     unhashed: str = choice("head", "tail")
     publish: str = choice("all", "prompt")
+    cap_pages: int = count(0)
+    victims: str = choice("lru", "page_aligned", "chain_aware")
+    trim_ms: float = number(1000.0, 0.0, 1e9)
 
 
 @dataclass(frozen=True)

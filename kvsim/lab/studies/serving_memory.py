@@ -21,6 +21,17 @@ from kvsim.paging.physical import models
 MIB = 1 << 20
 
 
+def buffer_page_bytes(scenario: Scenario, layout: KVLayout) -> int:
+    """Return the bytes of a page in one buffer: each layer has two, of keys and of values."""
+    widths = layout.unit_row_bytes(scenario.store.planes, scenario.store.element_bytes)
+    return int(sum(widths)) * scenario.pages.tokens // len(layout.layers()) // 2
+
+
+def extent_bytes(scenario: Scenario) -> int:
+    """Return the bytes of an extent of one buffer, 2 MiB unless the scenario says otherwise."""
+    return scenario.store.extent_bytes or 2 * MIB
+
+
 class Allocator:
     """One model of physical memory beside one engine.
 
@@ -44,9 +55,9 @@ class Allocator:
         if self.name == "token_pool" and scenario.pages.tokens != 1:
             raise ScenarioError("memory.model: token_pool has pages of one token")
         layers = len(layout.layers())
-        size = scenario.store.extent_bytes or 2 * MIB
+        size = extent_bytes(scenario)
         parked = scenario.memory.reserve_extents
-        buffer_bytes = self.page_bytes // layers // 2
+        buffer_bytes = buffer_page_bytes(scenario, layout)
         if self.name == "kvcached" and (size % buffer_bytes or buffer_bytes > size):
             # Pages that straddle two extents belong to none there, and the pool would offer them.
             raise ScenarioError(
