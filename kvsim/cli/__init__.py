@@ -1,6 +1,6 @@
 """The command line. Nothing heavy is imported here: `kvsim --help` must answer at once."""
 
-from kvsim.cli import allocators, trace
+from kvsim.cli import allocators, devices, trace
 from kvsim.cli.commands import app
 
-__all__ = ["allocators", "app", "trace"]
+__all__ = ["allocators", "app", "devices", "trace"]

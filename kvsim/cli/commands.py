@@ -82,10 +82,13 @@ def run_command(
 
     Example: kvsim run scenarios/recorded.toml --set budget.fraction=0.25 --json
     """
+    from kvsim.cli.render import watch
     from kvsim.lab import reading
     from kvsim.lab.run import run
 
-    row = run(reading.load(scenario, reading.overrides(set_ or [], policy)))
+    asked = reading.load(scenario, reading.overrides(set_ or [], policy))
+    with watch(None, shown=not as_json):
+        row = run(asked)
     # A sweep writes the page maps into its folder; a row that is only printed has no such file.
     row["page_map"] = None
     if as_json:
@@ -127,14 +130,14 @@ def sweep(
     plan = sweeps.read(experiment, reading.overrides(set_ or [], policy))
     out = out or Path("results") / plan.name
     render.check_figures(plan.figures)
-    with render.progress("runs") as progress:
+    with render.watch("runs", shown=not as_json) as bars:
         summary, rows = execute.execute(
             plan.scenarios,
             out,
             jobs=jobs or execute.usable_jobs(),
             command=["kvsim", *sys.argv[1:]],
             limit=limit,
-            progress=progress,
+            progress=functools.partial(bars.tell, "runs"),
         )
     if not as_json:
         shown = render.choose(rows, plan.table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvsim.cli.bars import Bars, bars
 from kvsim.cli.columns import Form, Row, form_of
 from kvsim.errors import FigureError, ResultsError
+from kvsim.lab.progress import watched_by
 
 
 def _cells(form: Form, row: Row) -> list[str]:
@@ -184,33 +187,18 @@ def print_summary(summary: Any, scenarios: int, out: Path, drawn: Sequence[Path]
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on a terminal's stderr; yields a function of (done, total)."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    with watch(what) as shown:
+        yield functools.partial(shown.tell, what)
 
-    console = _console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        # In a file or pipe a bar is noise, and a refusal must be the only line there.
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(what, total=None)
 
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update
+@contextmanager
+def watch(what: str | None, shown: bool = True) -> Iterator[Bars]:
+    """Show a bar for the whole, if it has a name, and one for each part that tells of itself."""
+    with bars(_console(stderr=True), shown, transient=what is None) as made:
+        if what is not None:
+            made.begin(what)
+        with watched_by(made.tell if made.shown else None):
+            yield made
 
 
 def print_row(row: Row) -> None:

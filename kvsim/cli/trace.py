@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import Json, _at_least, _command, _print_json, app
+from kvsim.cli.commands import Json, Set, _at_least, _command, _print_json, app
 from kvsim.errors import ScenarioError
 
 trace = typer.Typer(
@@ -164,3 +164,25 @@ def hits_command(
         order=_order(sort),
     )
     _print(found, as_json)
+
+
+@trace.command(name="export")
+@_command
+def export_command(
+    scenario: Annotated[Path, typer.Argument(help="A scenario of kind trace or poisson, TOML.")],
+    out: Annotated[Path, typer.Option(help="The file to write; .gz is compressed.")],
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Write the requests of a serving run, so that a trace gives the same run again.
+
+    The scenario with workload.kind=trace and workload.path=OUT has the same steps, tokens,
+    allocations and times. OUT must not exist.
+
+    Example: kvsim trace export scenarios/serving-pressure.toml --out run.jsonl.gz
+    """
+    from kvsim.lab import reading
+    from kvsim.lab.studies.serving_export import export_requests
+
+    read = reading.load(scenario, reading.overrides(set_ or []))
+    _print(export_requests(read, out), as_json)

@@ -24,6 +24,7 @@ import numpy as np
 
 from kvsim.errors import KvsimError
 from kvsim.lab.identity import run_id
+from kvsim.lab.progress import unwatched
 from kvsim.lab.results import ResultsFolder
 from kvsim.lab.run import Maps, Measured, check, failed_row, run
 from kvsim.lab.scenario import Budget, Scenario, Selection
@@ -80,6 +81,7 @@ def _timed(scenario: Scenario) -> _Done | _Refusal:
 def _start_worker(parent: int) -> None:
     """Let the parent alone answer Ctrl-C, and end with it: an orphan would wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    unwatched()
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -154,7 +154,7 @@ def _studied(scenario: Scenario, study: Study, measured: Measured, series: Maps)
     with _no_exit(scenario):
         study.check(scenario)
         head = {**_head(scenario, load_layout(scenario.layout).name), **study.settings(scenario)}
-        columns: dict[str, Any] = dict.fromkeys(row.MEASURED)
+        columns: dict[str, Any] = dict.fromkeys((*row.MEASURED, *study.measured))
         outcome, reason = "completed", ""
         try:
             columns |= study.run(scenario, measured, series)

@@ -14,9 +14,10 @@ import numpy as np
 
 from kvsim.errors import WorkloadError
 from kvsim.workload.requests import MOST_KEYS, Requests
+from kvsim.workload.rounding import Rounding
 from kvsim.workload.traces.chains import Chains
 from kvsim.workload.traces.reading import Tally, Trace
-from kvsim.workload.traces.reblock import Reblocker
+from kvsim.workload.traces.reblock import Reblocker, with_output
 from kvsim.workload.traces.request import MOST_NANOSECONDS, Request
 
 
@@ -30,11 +31,15 @@ class Loaded(NamedTuple):
         What the reading met.
     caveat : str or None
         What the page keys cannot tell.
+    rounding_lost_tokens : int or None
+        What hits lose because they are whole pages (`kvsim.workload.rounding`); None where the
+        trace has no ids of blocks that pages are made of.
     """
 
     requests: Requests
     tally: Tally
     caveat: str | None
+    rounding_lost_tokens: int | None = None
 
 
 class Growing:
@@ -63,23 +68,37 @@ class PageKeys:
     """The keys of a prompt's full pages, the same for equal tokens after equal tokens."""
 
     def __init__(self, trace: Trace, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
+        self._block_tokens, self._page_tokens = trace.block_tokens, page_tokens
         self._has_ids = trace.has_ids
+        self._rounding = None
         if not trace.has_ids:
             self.caveat = None
             return
         self._reblock = Reblocker(trace.block_tokens, page_tokens)
         self.caveat = self._reblock.caveat
         # Re-blocked ids stand for whole prefixes; a trace's own need not.
-        own = trace.block_tokens == page_tokens
-        self._chains = Chains() if own else None
+        self._own = trace.block_tokens == page_tokens
+        self._chains = Chains() if self._own else self._reblock.chains
+        if 0 < trace.block_tokens <= page_tokens:
+            self._rounding = Rounding(trace.block_tokens, page_tokens)
 
     def __call__(self, request: Request) -> np.ndarray:
-        """Return the keys of the full pages of a prompt, int64 [pages]."""
+        """Return the keys of the full pages of a prompt, and of an output's with ids; int64."""
         if not self._has_ids:
             return np.zeros(0, np.int64)
-        pages = self._reblock(request)[: request.input_tokens // self._page_tokens]
-        return self._chains(pages) if self._chains is not None else pages
+        request = with_output(request, self._block_tokens)
+        pages = self._reblock(request)
+        if self._own:
+            pages = self._chains(pages)
+        if self._rounding is not None:
+            self._rounding.add(pages if self._own else self._reblock.nodes)
+        return pages[: request.input_tokens // self._page_tokens]
+
+    def rounding_lost_tokens(self, input_tokens: np.ndarray, order: np.ndarray) -> int | None:
+        """Return what rounding costs the requests so far, arriving in this order."""
+        if self._rounding is None:
+            return None
+        return self._rounding.lost_tokens(self._chains.parents(), input_tokens, order)
 
 
 def from_trace(
@@ -89,6 +108,7 @@ def from_trace(
     limit: int = 0,
     skip_bad: bool = False,
     time_scale: float = 1.0,
+    samples: int = 1,
     rate_per_s: float = 0.0,
     rng: np.random.Generator | None = None,
     progress: Callable[[int], None] = lambda requests: None,
@@ -105,7 +125,10 @@ def from_trace(
     skip_bad : bool
         Skip and count what is wrong, unsorted times included, instead of refusing it.
     time_scale : float
-        What recorded times are multiplied with, rounded down to nanoseconds.
+        What recorded times are multiplied with, rounded down to nanoseconds. Times that say
+        what they were multiplied with already are multiplied with the quotient.
+    samples : int
+        Of each request that does not say how many it has.
     rate_per_s : float
         Poisson rate of requests of a trace without times, or of conversations where times count
         from a conversation's start.
@@ -128,7 +151,10 @@ def from_trace(
         )
     tally = Tally()
     keys_of = PageKeys(trace, page_tokens)
+    scale = time_scale / trace.time_scale
     arrivals, inputs, outputs, begins = [], [], [], [0]
+    priorities: list[int] = []
+    sampled: list[int] = []
     groups: list[int] = []
     keys = Growing()
     most = -1
@@ -139,11 +165,14 @@ def from_trace(
             if most >= MOST_KEYS:
                 raise WorkloadError(f"{trace.path.name}: more pages than an int32 can number")
         keys.extend(found)
-        arrivals.append(int(request.arrival_ns * time_scale))
+        # A double would not hold every nanosecond.
+        arrivals.append(request.arrival_ns if scale == 1 else int(request.arrival_ns * scale))
         inputs.append(request.input_tokens)
         outputs.append(request.output_tokens)
         begins.append(keys.size)
         groups.append(request.conversation)
+        priorities.append(request.priority)
+        sampled.append(request.samples or samples)
         if len(arrivals) % 1024 == 0:
             progress(len(arrivals))
         if len(arrivals) == limit:
@@ -159,19 +188,20 @@ def from_trace(
     values, start = keys.values(), np.array(begins, np.int64)
     if (order != np.arange(order.size)).any():
         values, start = _in_order(values, start, order)
-    count = len(arrivals)
+    input_tokens = np.array(inputs, np.int64)
     requests = Requests(
         page_tokens=page_tokens,
         arrival_ns=times[order],
-        input_tokens=np.array(inputs, np.int64)[order],
+        input_tokens=input_tokens[order],
         output_tokens=np.array(outputs, np.int64)[order],
-        priority=np.zeros(count, np.int64),
-        samples=np.ones(count, np.int64),
+        priority=np.array(priorities, np.int64)[order],
+        samples=np.array(sampled, np.int64)[order],
         keys=values,
         key_start=start,
         given_keys=most + 1,
     )
-    return Loaded(requests, tally, keys_of.caveat)
+    lost = keys_of.rounding_lost_tokens(input_tokens, order)
+    return Loaded(requests, tally, keys_of.caveat, lost)
 
 
 def _begin(

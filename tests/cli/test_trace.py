@@ -1,8 +1,9 @@
-"""`kvsim trace`: the four commands as a user calls them."""
+"""`kvsim trace`: its commands as a user calls them."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import trace_files as files
@@ -63,6 +64,27 @@ def test_convert(trace, tmp_path):
     said = quick("trace", "convert", trace, out, "--page-tokens", 1024, cwd=tmp_path)
     assert said.code == 2
     assert "nothing is overwritten" in said.err
+
+
+def test_export(tmp_path):
+    scenario = Path(__file__).parents[2] / "scenarios" / "serving-pressure.toml"
+    words = ("trace", "export", scenario, "--set", "workload.requests=5", "--out")
+    said = quick(*words, "run.jsonl", "--json", cwd=tmp_path)
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    # 512 tokens are 32 pages of 16, and the 4 shared ones are written each time.
+    assert (found["requests"], found["pages"], found["page_tokens"]) == (5, 160, 16)
+    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [record["hash_ids"][:5] for record in records[:2]] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 32]]
+    said = quick("trace", "check", "run.jsonl", cwd=tmp_path)
+    assert said.out == "run.jsonl: block-hash, nothing wrong\n"
+    said = quick(*words, "run.jsonl", cwd=tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "kvsim: run.jsonl: it exists, and nothing is overwritten\n"
+    recorded = scenario.with_name("recorded.toml")
+    said = quick("trace", "export", recorded, "--out", "other.jsonl", cwd=tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("kvsim: workload.kind: only the requests of kind trace or poisson")
 
 
 def test_hits(trace, tmp_path):

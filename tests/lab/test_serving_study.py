@@ -11,6 +11,7 @@ import pytest
 from kvsim.errors import KvsimError
 from kvsim.lab import reading
 from kvsim.lab.run import run
+from kvsim.lab.studies.serving_columns import MEASURED
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving-pressure.toml"
 
@@ -62,6 +63,10 @@ def test_a_pool_that_no_request_fits_is_infeasible() -> None:
     row = _row(pool__ceiling_pages=8)
     assert row["outcome"] == "infeasible"
     assert "pages needed" in row["outcome_reason"]
+    # Its measurements are null, not missing and not 0.
+    completed = _row()
+    assert list(row) == list(completed)
+    assert {row[name] for name in (*MEASURED, "steps", "tokens", "freed_pages_total")} == {None}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ScenarioError
+
+# What `flops_per_s` holds for.
+DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,17 @@ def catalogue() -> list[Device]:
     """Return all devices that kvsim knows."""
     text = resources.files("kvsim.engine.costs").joinpath("devices.json").read_text("utf-8")
     return [_device(entry, "devices.json") for entry in json.loads(text)]
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return the catalogue for a program: a device's fields, its rates by element type.
+
+    The two 16-bit types have one rate on all of these; the cost model knows no other type.
+    """
+    return [
+        asdict(device) | {"flops_per_s": dict.fromkeys(DTYPES, device.flops_per_s)}
+        for device in catalogue()
+    ]
 
 
 def load_device(name: str) -> Device:

@@ -19,6 +19,8 @@ from kvsim.errors import Infeasible
 
 # SimPy's own priorities are 0 and 1: at one time, what is foreign comes before the engine.
 AFTER_FOREIGN_EVENTS = 2
+# Most steps at one go while somebody wants to hear how far the engine is.
+REPORT_STEPS = 2048
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Drive:
         Steps between two calls of `watch`; 0 for none.
     watch : callable (engine) -> None
         Sees every state in which a step leaves the engine, if every_steps is 1.
+    report : callable (engine) -> None
+        Called every `REPORT_STEPS` steps or oftener, for a display.
     recurring : sequence of Recurring
     leaping : bool
         False takes every step alone: the results are the same, which tests rely on.
@@ -83,6 +87,7 @@ class Drive:
         monitor: Monitor | None = None,
         every_steps: int = 0,
         watch: Monitor | None = None,
+        report: Monitor | None = None,
         recurring: tuple[Recurring, ...] = (),
         leaping: bool = True,
     ) -> None:
@@ -92,6 +97,7 @@ class Drive:
         self.monitor = monitor
         self.every_steps = every_steps
         self.watch = watch
+        self.report = report
         self.recurring = recurring
         self.leaping = leaping
         self._to_come = len(foreign)
@@ -142,8 +148,12 @@ class Drive:
             elif self.watch is not None and self.every_steps:
                 steps = int(state[s.STEP]) // self.every_steps * self.every_steps
                 steps += self.every_steps
+            if self.report is not None:
+                steps = min(steps, int(state[s.STEP]) + REPORT_STEPS)
             answer = engine.run_until(int(until), steps)
             now = int(state[s.STEP])
+            if self.report is not None:
+                self.report(engine)
             if self.every_steps and now != seen and now % self.every_steps == 0:
                 seen = now
                 if self.watch is not None:

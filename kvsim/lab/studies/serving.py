@@ -12,9 +12,11 @@ from kvsim.engine.serving import fields as s
 from kvsim.engine.serving.drive import Drive, Recurring
 from kvsim.engine.serving.engine import ServingEngine
 from kvsim.engine.serving.settings import Settings
+from kvsim.lab.progress import part
 from kvsim.lab.scenario import Scenario
 from kvsim.lab.studies import serving_cache
 from kvsim.lab.studies.serving_cache import Cap, Chains
+from kvsim.lab.studies.serving_columns import MEASURED
 from kvsim.lab.studies.serving_memory import Allocator
 from kvsim.lab.studies.serving_series import Series
 from kvsim.lab.studies.serving_setup import Parts, load_requests, make_engine, understand
@@ -103,6 +105,7 @@ def _requests(engine: ServingEngine, scenario: Scenario, loaded: Loaded) -> dict
         "finished_requests": int(done.sum()),
         "skipped_requests": loaded.tally.skipped,
         "caveat": loaded.caveat,
+        "rounding_lost_tokens": loaded.rounding_lost_tokens,
         "tokens": int(rows[:, s.INPUT].sum() + rows[:, s.OUTPUT].sum()),
         "makespan_s": end_ns / NS,
         "throughput_tokens_per_s": generated * NS / end_ns if end_ns else None,
@@ -123,6 +126,11 @@ def _hits(engine: ServingEngine) -> dict[str, Any]:
     hits = int(engine.state[s.HIT_TOKENS_TOTAL])
     needed = hits + int(engine.state[s.PREFILLED_TOTAL])
     return {"hit_fraction": hits / needed if needed else None}
+
+
+def _finished(engine: ServingEngine) -> int:
+    """Return how many requests have finished, forks of samples each for themselves."""
+    return int(np.count_nonzero(engine.rows[:, s.STATUS] == s.FINISHED_STATUS))
 
 
 def _cache(
@@ -174,14 +182,16 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
             chains(watched)
 
     sample_ns = int(max(0.0, scenario.serving.sample_ms) * 1e6)
-    Drive(
-        engine,
-        sample_ns=sample_ns,
-        monitor=monitor,
-        every_steps=scenario.memory.every_steps if allocator else 0,
-        watch=allocator,
-        recurring=recurring,
-    ).run()
+    with part("requests finished", engine.rows.shape[0]) as tell:
+        Drive(
+            engine,
+            sample_ns=sample_ns,
+            monitor=monitor,
+            every_steps=scenario.memory.every_steps if allocator else 0,
+            watch=allocator,
+            recurring=recurring,
+            report=tell and (lambda engine: tell(lambda: _finished(engine))),
+        ).run()
     engine.check()
     if sample_ns:
         samples(engine)
@@ -240,5 +250,6 @@ STUDY = Study(
     check=_check,
     settings=_settings,
     run=_run,
+    measured=MEASURED,
     warm=_warm,
 )

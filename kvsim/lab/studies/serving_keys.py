@@ -43,7 +43,7 @@ class Serving:
     shared_prefix_tokens : int
         A prefix that all requests of kind `poisson` share.
     samples : int
-        Outputs generated from each prompt, as forks.
+        Outputs generated from each prompt, as forks; a trace that says its own keeps them.
     """
 
     step_tokens: int = count(2048, 1)

@@ -15,6 +15,7 @@ from kvsim.engine.serving.settings import Eviction, Settings
 from kvsim.errors import ScenarioError
 from kvsim.eviction import Rules
 from kvsim.eviction.arrival import arrival_sinks
+from kvsim.lab.progress import part
 from kvsim.lab.scenario import Scenario
 from kvsim.layout import PLANES, KVLayout, load_layout
 from kvsim.paging import Geometry, Order, geometry
@@ -163,16 +164,18 @@ def load_requests(scenario: Scenario) -> Loaded:
     workload, serving = scenario.workload, scenario.serving
     rng = stream(scenario.seed, "arrivals")
     if workload.kind == "trace":
-        loaded = from_trace(
-            workload.path,
-            scenario.pages.tokens,
-            limit=serving.limit,
-            skip_bad=serving.skip_bad,
-            time_scale=serving.time_scale,
-            rate_per_s=workload.rate_per_s,
-            rng=rng,
-        )
-        return loaded._replace(requests=_sampled(loaded.requests, serving.samples))
+        with part("requests read", serving.limit or None) as tell:
+            return from_trace(
+                workload.path,
+                scenario.pages.tokens,
+                limit=serving.limit,
+                skip_bad=serving.skip_bad,
+                time_scale=serving.time_scale,
+                samples=serving.samples,
+                rate_per_s=workload.rate_per_s,
+                rng=rng,
+                progress=lambda read: tell and tell(lambda: read),
+            )
     if serving.input_tokens:
         lengths = arrivals.Lengths((serving.input_tokens,), (serving.output_tokens,))
     else:

@@ -39,6 +39,8 @@ class Study:
     run : callable (scenario, measured, series) -> dict
         The measured columns. May raise Infeasible, CeilingExceeded or NotApplicable. What is
         timed goes to `measured`, and arrays over time, which the row names, to `series`.
+    measured : tuple of str
+        Columns of its own that every completed row has; null in any other.
     warm : callable () -> None
         Compiles or loads its kernels, so that forked workers inherit them.
     """
@@ -47,6 +49,7 @@ class Study:
     check: Callable[[Scenario], None]
     settings: Callable[[Scenario], dict[str, Any]]
     run: Callable[[Scenario, dict[str, Any], dict[str, Any]], dict[str, Any]]
+    measured: tuple[str, ...] = ()
     warm: Callable[[], None] = _no_kernels
 
     def keys(self, flat: dict[str, Any]) -> dict[str, Any]:

@@ -1,32 +1,28 @@
 """Any trace with block ids, written as block-hash JSON lines at a page size of choice.
 
-The file is written beside its place and moved there when it is complete. Its times are exact;
-its ids are numbers of this trace and mean nothing in another.
+Its times are exact; its ids are numbers of this trace and mean nothing in another.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import os
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import numpy as np
 
 from kvsim.errors import WorkloadError
-from kvsim.workload.traces.formats import MILLISECOND_NS
 from kvsim.workload.traces.reading import Tally, Trace
-from kvsim.workload.traces.reblock import Reblocker
+from kvsim.workload.traces.reblock import Reblocker, with_output
 from kvsim.workload.traces.request import Request
+from kvsim.workload.traces.writing import milliseconds, written
 
 
-def milliseconds(time_ns: int) -> str:
-    """Return nanoseconds as milliseconds in decimal digits, exactly."""
-    whole, rest = divmod(time_ns, MILLISECOND_NS)
-    return f"{whole}.{rest:06d}".rstrip("0") if rest else str(whole)
+def _listed(ids: np.ndarray) -> str:
+    return f"[{', '.join(map(str, ids.tolist()))}]"
 
 
-def _line(request: Request, pages: str, page_tokens: int, clock: str) -> str:
+def _line(request: Request, pages: np.ndarray, page_tokens: int, trace: Trace) -> str:
+    clock = trace.clock
     fields = []
     if clock != "none":
         fields.append(f'"timestamp": {milliseconds(request.arrival_ns)}')
@@ -46,15 +42,18 @@ def _line(request: Request, pages: str, page_tokens: int, clock: str) -> str:
         fields.append(f'"parent": {request.parent}')
     if request.agent:
         fields.append(f'"agent": {request.agent}')
-    return "{" + ", ".join([*fields, f'"hash_ids": [{pages}]']) + "}\n"
-
-
-def _create(path: Path, stack: ExitStack) -> TextIO:
-    binary: Any = stack.enter_context(path.open("wb"))
-    if path.name.endswith(".gz.part"):
-        # Without a name and a time inside, equal traces give equal files.
-        binary = stack.enter_context(gzip.GzipFile("", "wb", 6, binary, mtime=0))
-    return stack.enter_context(io.TextIOWrapper(binary, encoding="ascii", newline="\n"))
+    if trace.time_scale != 1.0:
+        fields.append(f'"time_scale": {trace.time_scale!r}')
+    if request.priority:
+        fields.append(f'"priority": {request.priority}')
+    if request.samples:
+        fields.append(f'"samples": {request.samples}')
+    if not request.output_ids.size:
+        return "{" + ", ".join([*fields, f'"hash_ids": {_listed(pages)}']) + "}\n"
+    full = request.input_tokens // page_tokens
+    fields.append(f'"hash_ids": {_listed(pages[:full])}')
+    fields.append(f'"output_hash_ids": {_listed(pages[full:])}')
+    return "{" + ", ".join(fields) + "}\n"
 
 
 def convert(
@@ -84,22 +83,13 @@ def convert(
         raise WorkloadError(
             f"{trace.path.name}: {trace.format} has chunks of many sizes; say --page-tokens"
         )
-    if out.exists():
-        raise WorkloadError(f"{out}: it exists, and nothing is overwritten")
     reblock = Reblocker(trace.block_tokens, page_tokens)
     size, tally, pages = reblock.page_tokens or 0, Tally(), 0
-    part = out.with_name(out.name + ".part")
-    try:
-        with ExitStack() as stack:
-            file = _create(part, stack)
-            for request in trace.requests(skip_bad=skip_bad, order=order, tally=tally):
-                ids = reblock(request)
-                pages += ids.size
-                text = ", ".join(map(str, ids.tolist()))
-                file.write(_line(request, text, size, trace.clock))
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
+    with written(out) as file:
+        for request in trace.requests(skip_bad=skip_bad, order=order, tally=tally):
+            ids = reblock(with_output(request, trace.block_tokens))
+            pages += ids.size
+            file.write(_line(request, ids, size, trace))
     return {
         "format": trace.format,
         "requests": tally.requests,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.errors import WorkloadError
+from kvsim.workload.traces.block_hash import BlockHash
 from kvsim.workload.traces.formats import Fault, Format
 from kvsim.workload.traces.lines import read_lines
 from kvsim.workload.traces.request import BadRecord, Problem, Request
@@ -66,6 +67,8 @@ class Trace:
     block_tokens : int
         Tokens behind a block id; 0 where there are none, or their sizes differ.
     has_ids : bool
+    time_scale : float
+        What its times were multiplied with when they were written.
 
     Raises
     ------
@@ -81,6 +84,7 @@ class Trace:
         self.clock = found.clock
         self.block_tokens = found.block_tokens
         self.has_ids = found.has_ids
+        self.time_scale = found.time_scale if isinstance(found, BlockHash) else 1.0
         if len(self._paths) > 1 and self.format != "kv-cache-tester":
             raise WorkloadError(
                 f"{self.path.name}: a folder can only hold kv-cache-tester's conversations; "

@@ -34,6 +34,10 @@ class Reblocker:
     ----------
     caveat : str or None
         What the page ids cannot tell.
+    chains : Chains
+        Where pages are several blocks or parts of one: numbers of the prefixes of blocks.
+    nodes : int64 [blocks]
+        Those of the request that was turned last, where pages are several blocks.
 
     Raises
     ------
@@ -50,7 +54,8 @@ class Reblocker:
             return
         if not 0 < page_tokens < MOST_TOKENS:
             raise WorkloadError(f"pages cannot have {page_tokens} tokens")
-        self._chains = Chains()
+        self.chains = Chains()
+        self.nodes = NO_IDS
         if not block_tokens:
             # Of each prefix of chunks: tokens up to its end, and the first of its pages.
             self._prefixes: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -77,7 +82,7 @@ class Reblocker:
         return request.hash_ids
 
     def _coarser(self, request: Request) -> np.ndarray:
-        nodes = self._chains(request.hash_ids)
+        self.nodes = nodes = self.chains(request.hash_ids)
         pages = nodes[self._ratio - 1 :: self._ratio]
         if request.rounds_up and nodes.size % self._ratio:
             return np.append(pages, nodes[-1])
@@ -85,14 +90,14 @@ class Reblocker:
 
     def _finer(self, request: Request) -> np.ndarray:
         size = self.page_tokens or 1
-        nodes = self._chains(request.hash_ids)
+        nodes = self.chains(request.hash_ids)
         pages = (nodes[:, None] * self._ratio + np.arange(self._ratio)).ravel()
         if request.rounds_up:
             return pages[: -(-request.input_tokens // size)]
         # Whole pages behind the last whole block: their content is known to nobody else.
         beyond = request.input_tokens // size - pages.size
         if beyond > 0:
-            own = self._chains.fresh() * self._ratio + np.arange(beyond)
+            own = self.chains.fresh() * self._ratio + np.arange(beyond)
             return np.concatenate([pages, own])
         return pages
 
@@ -119,6 +124,14 @@ class Reblocker:
         parts.append(np.arange(self._next, self._next + beyond))
         self._next += beyond
         return np.concatenate(parts)
+
+
+def with_output(request: Request, block_tokens: int) -> Request:
+    """Return a request whose prompt goes on over the blocks of its output that have ids."""
+    if not request.output_ids.size:
+        return request
+    ids = np.concatenate([request.hash_ids, request.output_ids])
+    return request._replace(hash_ids=ids, input_tokens=ids.size * block_tokens)
 
 
 def weights(request: Request, pages: int, page_tokens: int) -> np.ndarray:

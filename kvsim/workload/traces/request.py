@@ -68,6 +68,14 @@ class Request(NamedTuple):
         `request_id` of the request that this one continues, or -1.
     agent : int
         0, or the number of the sub-agent inside the conversation, from 1.
+    output_ids : int64 [blocks]
+        Ids of the full blocks behind those of the prompt, where a format knows what will be
+        generated: the first may begin with the prompt's last tokens. Only beside prompts whose
+        ids are all of full blocks.
+    priority : int
+        A lower one is served first.
+    samples : int
+        Outputs to generate from the prompt; 0 where the format does not tell.
     """
 
     arrival_ns: int
@@ -80,6 +88,9 @@ class Request(NamedTuple):
     conversation: int = -1
     parent: int = -1
     agent: int = 0
+    output_ids: np.ndarray = NO_IDS
+    priority: int = 0
+    samples: int = 0
 
 
 def check_lengths(input_tokens: int, output_tokens: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.workload.rounding import lost_tokens
 from kvsim.workload.traces.chains import Chains
 from kvsim.workload.traces.numbering import Numbering
 from kvsim.workload.traces.reading import Tally, Trace
@@ -70,10 +71,12 @@ class _Seen:
 
 
 class _Blocks:
-    """Sharing of the file's own ids."""
+    """Sharing of the file's own ids, and what it loses in pages of another size."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, page_tokens: int) -> None:
         self._block_tokens = block_tokens
+        self._page_tokens = page_tokens
+        self._lost_tokens = 0
         self._seen = _Seen()
         self._chains = Chains()
         self.prefix = self.leading_tokens = self.prefix_tokens = 0
@@ -92,7 +95,9 @@ class _Blocks:
         self.seen_tokens += int(sizes[known].sum())
         self.leading_tokens += int(sizes[:leading].sum())
         self.prefix += prefix
-        self.prefix_tokens += int(sizes[:prefix].sum())
+        prefix_tokens = int(sizes[:prefix].sum())
+        self.prefix_tokens += prefix_tokens
+        self._lost_tokens += lost_tokens(prefix_tokens, request.input_tokens, self._page_tokens)
         self.tokens += int(sizes.sum())
 
     def figures(self) -> dict[str, Any]:
@@ -105,6 +110,11 @@ class _Blocks:
             "prefix_sharing": _share(self.prefix, self._seen.total),
             "prefix_sharing_tokens": _share(self.prefix_tokens, self.tokens),
         }
+
+    def rounding_lost_tokens(self) -> int | None:
+        """What hits lose because they are whole pages; None where blocks are no part of them."""
+        known = 0 < self._block_tokens <= self._page_tokens
+        return self._lost_tokens if known else None
 
 
 class _Conversations:
@@ -177,7 +187,7 @@ def stats(
     pages = Reblocker(trace.block_tokens, size) if trace.has_ids else None
     if pages is not None and trace.block_tokens == size:
         pages = None
-    blocks, shared = _Blocks(trace.block_tokens), _Seen()
+    blocks, shared = _Blocks(trace.block_tokens, size), _Seen()
     conversations = _Conversations()
     inputs, outputs = array("q"), array("q")
     first = last = None
@@ -224,6 +234,7 @@ def stats(
             total, distinct = own["blocks"], own["distinct_blocks"]
         found["pages"], found["distinct_pages"] = total, distinct
         found["sharing"] = _share(total - distinct, total)
+    found["rounding_lost_tokens"] = blocks.rounding_lost_tokens() if trace.has_ids else None
     complete = prompts + decodes
     found["tail_waste"] = tail_waste(complete, size)
     found["input_tail_waste"] = tail_waste(prompts, size)
