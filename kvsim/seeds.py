@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-STREAMS = {"workload": 0, "policy": 1, "arrivals": 2, "victims": 3, "merge": 4, "test": 5}
+STREAMS = {
+    "workload": 0,
+    "policy": 1,
+    "arrivals": 2,
+    "victims": 3,
+    "merge": 4,
+    "test": 5,
+    "branches": 6,
+    "beams": 7,
+}
 
 
 def stream(seed: int, name: str, *index: int) -> np.random.Generator:

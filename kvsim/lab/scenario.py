@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
+from kvsim.lab.studies.branch_keys import Branches
 from kvsim.lab.studies.extents_keys import ExtentStudy
 from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
@@ -206,6 +207,7 @@ PREFIX = Prefix()
 MEMORY = Memory()
 COST = Cost()
 EXTENTS = ExtentStudy()
+BRANCHES = Branches()
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class Scenario:
     memory: Memory = MEMORY
     cost: Cost = COST
     extents: ExtentStudy = EXTENTS
+    branches: Branches = BRANCHES
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""

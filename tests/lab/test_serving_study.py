@@ -94,3 +94,48 @@ def test_the_run_is_a_function_of_its_scenario() -> None:
     assert run(scenario) == run(scenario)
     other = run(replace(scenario, seed=8))
     assert other["run_id"] != run(scenario)["run_id"]
+
+
+def test_branches_share_pages_and_pull_backs_copy_them() -> None:
+    row = _row(
+        branches__per_request=2,
+        branches__after_ms=500.0,
+        branches__pull_back=0.5,
+        pool__ceiling_pages=20_000,
+    )
+    assert row["shared_branches"] + row["queued_branches"] == 80
+    assert row["shared_branches"] > 10
+    assert row["finished_requests"] == 120
+    assert row["cow_pages_total"] > 10
+    # Every branch generates 64 tokens and every request 128.
+    assert row["generated_tokens_total"] == 40 * 128 + 80 * 64
+    assert row == _row(
+        branches__per_request=2,
+        branches__after_ms=500.0,
+        branches__pull_back=0.5,
+        pool__ceiling_pages=20_000,
+    )
+
+
+def test_samples_become_beams() -> None:
+    samples = {"serving__samples": 3, "pool__ceiling_pages": 20_000, "prefix__publish": "prompt"}
+    apart, beams = _row(**samples), _row(**samples, branches__beam_steps=16)
+    assert apart["replaced_beams"] is None
+    assert beams["replaced_beams"] > 40
+    # Beams share what they have generated, so they hold less and copy more.
+    assert beams["held_pages_mean"] < apart["held_pages_mean"]
+    assert beams["cow_pages_total"] > apart["cow_pages_total"]
+    assert beams["generated_tokens_total"] == apart["generated_tokens_total"] == 40 * 3 * 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"serving__samples": 1, "prefix__publish": "prompt"}, "serving.samples"),
+        ({"serving__samples": 2}, "prefix.publish"),
+        ({"serving__samples": 2, "prefix__cache": "radix"}, "prefix.publish"),
+    ],
+)
+def test_beams_that_cannot_be(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(KvsimError, match=named):
+        _row(branches__beam_steps=4, **changes)

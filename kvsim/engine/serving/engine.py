@@ -95,7 +95,7 @@ class ServingEngine:
             requests, rows, settings, ordering, cost, self.ledger.arrays, self._looks_at_all()
         )
         self.state = self.serving.state
-        self.count = rows.shape[0]
+        self.count = self.first_late = rows.shape[0]
         self._given_keys = int(requests.keys.size)
         self._all_keys = all_keys(requests, rows)
         self._widen_heaps()

@@ -14,7 +14,8 @@ from kvsim.engine.serving.engine import ServingEngine
 from kvsim.engine.serving.settings import Settings
 from kvsim.lab.progress import part
 from kvsim.lab.scenario import Scenario
-from kvsim.lab.studies import serving_cache
+from kvsim.lab.studies import serving_branches, serving_cache
+from kvsim.lab.studies.serving_branches import Beams, Branching
 from kvsim.lab.studies.serving_cache import Cap, Chains
 from kvsim.lab.studies.serving_columns import MEASURED
 from kvsim.lab.studies.serving_memory import Allocator
@@ -32,6 +33,7 @@ NS = 1_000_000_000
 def _check(scenario: Scenario) -> None:
     parts = understand(scenario)
     serving_cache.check(scenario, parts.layout)
+    serving_branches.check(scenario)
     if scenario.memory.model != "none":
         Allocator(scenario, parts.layout, 1)
 
@@ -167,6 +169,11 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
     loaded = load_requests(scenario)
     engine = make_engine(scenario, parts, loaded.requests)
     longest = int((loaded.requests.input_tokens + loaded.requests.output_tokens).max())
+    branches = scenario.branches
+    branching = Branching(scenario, loaded.requests.arrival_ns) if branches.per_request else None
+    beams = Beams(scenario) if branches.beam_steps else None
+    if branching is not None:
+        longest += branches.new_tokens + branches.output_tokens
     allocator = None
     if scenario.memory.model != "none":
         allocator = Allocator(scenario, parts.layout, longest)
@@ -175,6 +182,15 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
     recurring: tuple[Recurring, ...] = ()
     if cap is not None:
         recurring = (Recurring(max(1, int(scenario.prefix.trim_ms * 1e6)), cap),)
+
+    # Beams are looked at after every step, the allocator as often as it asks for.
+    looks = scenario.memory.every_steps if allocator else 0
+
+    def watch(watched: ServingEngine) -> None:
+        if beams is not None:
+            beams(watched)
+        if allocator is not None and int(watched.state[s.STEP]) % looks == 0:
+            allocator(watched)
 
     def monitor(watched: ServingEngine) -> None:
         samples(watched)
@@ -185,10 +201,11 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
     with part("requests finished", engine.rows.shape[0]) as tell:
         Drive(
             engine,
+            branching.events() if branching is not None else (),
             sample_ns=sample_ns,
             monitor=monitor,
-            every_steps=scenario.memory.every_steps if allocator else 0,
-            watch=allocator,
+            every_steps=1 if beams is not None else looks,
+            watch=watch,
             recurring=recurring,
             report=tell and (lambda engine: tell(lambda: _finished(engine))),
         ).run()
@@ -201,6 +218,7 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
         **_flows(engine),
         **_hits(engine),
         **_kept(engine, chains, cap),
+        **serving_branches.columns(branching, beams),
     }
     if allocator is not None:
         columns |= {f"memory_{name}": value for name, value in allocator.model.counters().items()}
@@ -244,6 +262,7 @@ STUDY = Study(
         "store.extent_bytes",
         "serving.",
         "prefix.",
+        "branches.",
         "memory.",
         "cost.",
     ),

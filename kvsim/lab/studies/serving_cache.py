@@ -67,6 +67,7 @@ class Chains:
     """
 
     def __init__(self, engine: ServingEngine) -> None:
+        self._count = engine.count
         self._parents = parents_of_keys(engine)
         self.orphan_pages_peak = 0
 
@@ -76,6 +77,10 @@ class Chains:
         The last but one place stands for the beginning of a chain and the last one for a page
         that is gone; both lead to themselves. A page without a key is behind one that is gone.
         """
+        if engine.count != self._count:
+            # Requests came that were not known before.
+            self._count = engine.count
+            self._parents = parents_of_keys(engine)
         pages, page_of = engine.ledger.arrays.pages, engine.serving.page_of
         count = pages.shape[1] - 1
         keyed = np.flatnonzero(pages[f.KEY, :count])

@@ -37,5 +37,8 @@ MEASURED = (
     "unreachable_pages",
     "trimmed_pages_total",
     "trimmed_extents_total",
+    "shared_branches",
+    "queued_branches",
+    "replaced_beams",
     "series",
 )

@@ -16,7 +16,7 @@ MODULES = {
     "extents": "kvsim.lab.studies.extents",
 }
 # Tables of a scenario that a token loop does not read.
-TABLES = ("serving", "prefix", "cost", "memory", "extents")
+TABLES = ("branches", "serving", "prefix", "cost", "memory", "extents")
 
 
 def _no_kernels() -> None:
