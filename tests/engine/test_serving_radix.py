@@ -7,12 +7,13 @@ one step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvsim.engine.serving import fields as s
-from kvsim.engine.serving.drive import Drive
+from kvsim.engine.serving.drive import Drive, Foreign
 from kvsim.engine.serving.engine import ServingEngine
 from kvsim.engine.serving.radix_arrays import check_keys, check_tree, tree_of
 from kvsim.engine.serving.settings import Eviction, Settings
@@ -42,9 +43,16 @@ def _requests(rows: Sequence[Row]) -> Requests:
 
 
 def _run(rows: Sequence[Row], **settings: object) -> tuple[ServingEngine, list[tuple[int, int]]]:
+    """Run rows of requests to the end; see `_serve`."""
+    return _serve(_requests(rows), **settings)  # type: ignore[arg-type]
+
+
+def _serve(
+    requests: Requests, foreign: tuple[Foreign, ...] = (), **settings: object
+) -> tuple[ServingEngine, list[tuple[int, int]]]:
     """Run to the end; return the engine, and (held, cached) pages after each step."""
     engine = ServingEngine(
-        _requests(rows),
+        requests,
         Settings(**{"prefix": "radix", **settings}),  # type: ignore[arg-type]
         a_millisecond(),
         single(),
@@ -55,7 +63,7 @@ def _run(rows: Sequence[Row], **settings: object) -> tuple[ServingEngine, list[t
         of.check()
         seen.append((of.ledger.total(f.HELD), of.ledger.total(f.CACHED)))
 
-    Drive(engine, every_steps=1, watch=watch).run()
+    Drive(engine, foreign, every_steps=1, watch=watch).run()
     return engine, seen
 
 
@@ -162,6 +170,52 @@ def test_a_preempted_request_finds_what_it_inserted() -> None:
     assert int(engine.state[s.PREEMPTIONS_TOTAL]) == 1
     assert _hits(engine) == [0, 4]
     assert int(engine.state[s.PREFILLED_TOTAL]) == 4 + 4 + 1
+
+
+def test_the_page_of_a_withdrawn_row_is_not_inserted() -> None:
+    # Pages of one token, and the first request is the less urgent one. In the third step its
+    # third row takes the last of four pages, and then the second needs one: the first is
+    # preempted. Two pages of it are inserted, and the third one is free: the second takes it.
+    requests = replace(
+        _requests([(0, 1, 4, []), (1, 1, 2, [])]),
+        priority=np.array([1, 0], np.int64),
+        page_tokens=1,
+    )
+    engine, seen = _serve(
+        requests, ceiling_pages=4, step_tokens=8, max_running=2, admission="priority"
+    )
+    assert int(engine.state[s.PREEMPTIONS_TOTAL]) == 1
+    # The second has left with two rows.
+    assert seen[2] == (0, 4)
+    # The first finds its two pages, and its third and fourth row take those of the second, which
+    # are two leaves: what it computed, and below it what it generated.
+    assert _hits(engine) == [2, 0]
+    assert _totals(engine) == (2, 2, 0)
+
+
+def test_a_cancelled_request_leaves_its_pages() -> None:
+    # It has 4 rows after its first step and 8 after its fifth; when it is cancelled, at 6 ms, its
+    # second page is full, and another prompt begins with the same tokens.
+    engine, _ = _run(
+        [(0, 4, 8, [0, 1, 2]), (20, 9, 1, [0, 1])],
+        foreign=(Foreign(6 * MS, lambda e: e.cancel(0)),),
+        ceiling_pages=8,
+    )
+    assert _hits(engine) == [0, 8]
+
+
+def test_a_refused_request_is_looked_at_again_after_an_insertion() -> None:
+    # In the first step it would need four pages, and two of five are left. The three that the
+    # first has computed are in the tree at its end, so one is enough then, though the first has
+    # taken another one.
+    engine, _ = _run(
+        [(0, 12, 3, [0, 1, 2]), (0, 13, 1, [0, 1, 2])],
+        ceiling_pages=5,
+        step_tokens=32,
+        max_running=2,
+    )
+    assert engine.rows[:, s.SCHEDULED_NS].tolist() == [0, MS]
+    assert _hits(engine) == [0, 12]
 
 
 def test_a_pool_whose_ceiling_falls_parks_whole_leaves() -> None:
