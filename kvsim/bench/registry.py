@@ -9,7 +9,11 @@ from typing import Any
 
 from kvsim.errors import KvsimError
 
-BENCHMARKS = {"evict": "kvsim.bench.evict", "ledger": "kvsim.bench.ledger"}
+BENCHMARKS = {
+    "evict": "kvsim.bench.evict",
+    "ledger": "kvsim.bench.ledger",
+    "replay": "kvsim.bench.replay",
+}
 
 
 def names() -> tuple[str, ...]:
@@ -31,8 +35,8 @@ def measure(
     Returns
     -------
     list of dict
-        {name, baseline, ratio, ratio_min, ratio_max, target, met, detail}; `met` is None where
-        something could not be measured.
+        {name, baseline, ratio, ratio_min, ratio_max, target, met, detail}; where something could
+        not be measured, `met` and the ratios are None and `detail` says why.
 
     Raises
     ------

@@ -8,6 +8,8 @@ requests from `measured_from` on are counted, in blocks and in tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,58 @@ def count(sizes, begin, end, hit, scalars):
         scalars[TOKENS] += sizes[i]
         if i < begin + hit:
             scalars[HIT_TOKENS] += sizes[i]
+
+
+class Numbered(NamedTuple):
+    """Requests whose prefixes have numbers, for replays that need them more than once.
+
+    Attributes
+    ----------
+    nodes : int32 [all blocks]
+        The number of the prefix that each block ends.
+    starts : int64 [requests + 1]
+        Where each request begins in `nodes`, and the end of the last.
+    sizes : int64 [all blocks]
+        Tokens of each block.
+    prefixes : int
+        All numbers are below it.
+    """
+
+    nodes: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    prefixes: int
+
+
+def numbered(requests: Iterable[np.ndarray], sizes: np.ndarray) -> Numbered:
+    """Number the prefixes of requests.
+
+    Parameters
+    ----------
+    requests : iterable of int64 [blocks]
+        Block ids.
+    sizes : int64 [all their blocks]
+        Tokens of each block.
+
+    Raises
+    ------
+    WorkloadError
+        If there are more sizes than blocks or fewer, or more than 2^30 distinct prefixes.
+    """
+    chains = Chains()
+    nodes = [chains(ids).astype(np.int32) for ids in requests]
+    if chains.count > MOST_PAGES:
+        raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
+    joined = _joined(nodes, sizes, chains.count)
+    if joined.nodes.size != sizes.size:
+        raise WorkloadError(f"{sizes.size} sizes for {joined.nodes.size} blocks")
+    return joined
+
+
+def _joined(nodes: list[np.ndarray], sizes: np.ndarray, count: int) -> Numbered:
+    starts = np.zeros(len(nodes) + 1, dtype=np.int64)
+    np.cumsum([one.size for one in nodes], out=starts[1:])
+    return Numbered(np.concatenate([*nodes, np.zeros(0, dtype=np.int32)]), starts, sizes, count)
 
 
 class Trie(ABC):
@@ -71,11 +125,9 @@ class Trie(ABC):
         sizes : int64 [all their blocks]
             Tokens of each block.
         """
-        starts = np.zeros(len(self._nodes) + 1, dtype=np.int64)
-        np.cumsum([nodes.size for nodes in self._nodes], out=starts[1:])
-        nodes = np.concatenate([*self._nodes, np.zeros(0, dtype=np.int32)])
+        nodes, starts, sizes, count = _joined(self._nodes, sizes, self._chains.count)
         self._nodes = []
-        self._replay(nodes, starts, sizes, self._chains.count)
+        self._replay(nodes, starts, sizes, count)
         self._scalars[REQUESTS] += starts.size - 1
 
     def finish(self) -> None:  # noqa: B027 (most policies have nothing to end)
