@@ -50,7 +50,8 @@ def conversations(blocks: int, seed: int = 7) -> tuple[list[np.ndarray], np.ndar
     -------
     requests : list of int64 [blocks]
         Block ids. 256 conversations are open at once; the next request is a random one's next
-        turn, which is 1 to 20 blocks longer, and one turn in six is a conversation's last.
+        turn. The first turn adds 1 to 40 blocks to a system prompt, later ones 1 to 20, and every
+        second turn is a conversation's last: about half of the blocks were seen before.
     sizes : int64 [all their blocks]
         512 tokens each, and from 1 to 512 at the end of a request.
     """
@@ -64,12 +65,13 @@ def conversations(blocks: int, seed: int = 7) -> tuple[list[np.ndarray], np.ndar
         return prompt * 16 + np.arange(lengths[prompt])
 
     talks = [begin() for _ in range(OPEN)]
+    turns = [0] * OPEN
     requests: list[np.ndarray] = []
     sizes: list[np.ndarray] = []
     held = 0
     while held < blocks:
         talk = int(rng.integers(OPEN))
-        more = int(rng.integers(1, 21))
+        more = int(rng.integers(1, 21 if turns[talk] else 41))
         turn = np.concatenate([talks[talk], np.arange(fresh, fresh + more)])
         fresh += more
         requests.append(turn)
@@ -77,5 +79,6 @@ def conversations(blocks: int, seed: int = 7) -> tuple[list[np.ndarray], np.ndar
         tokens[-1] = rng.integers(1, BLOCK_TOKENS + 1)
         sizes.append(tokens)
         held += turn.size
-        talks[talk] = begin() if rng.random() < 1 / 6 else turn
+        last = rng.random() < 1 / 2
+        talks[talk], turns[talk] = (begin(), 0) if last else (turn, turns[talk] + 1)
     return requests, np.concatenate(sizes)

@@ -69,20 +69,19 @@ def numbered(requests: Iterable[np.ndarray], sizes: np.ndarray) -> Numbered:
     WorkloadError
         If there are more sizes than blocks or fewer, or more than 2^30 distinct prefixes.
     """
-    chains = Chains()
-    nodes = [chains(ids).astype(np.int32) for ids in requests]
+    return _numbered(Chains(), list(requests), sizes)
+
+
+def _numbered(chains: Chains, requests: list[np.ndarray], sizes: np.ndarray) -> Numbered:
+    starts = np.zeros(len(requests) + 1, dtype=np.int64)
+    np.cumsum([ids.size for ids in requests], out=starts[1:])
+    ids = np.concatenate([*requests, np.zeros(0, dtype=np.int64)])
+    if ids.size != sizes.size:
+        raise WorkloadError(f"{sizes.size} sizes for {ids.size} blocks")
+    nodes = chains.each(ids, starts)
     if chains.count > MOST_PAGES:
         raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
-    joined = _joined(nodes, sizes, chains.count)
-    if joined.nodes.size != sizes.size:
-        raise WorkloadError(f"{sizes.size} sizes for {joined.nodes.size} blocks")
-    return joined
-
-
-def _joined(nodes: list[np.ndarray], sizes: np.ndarray, count: int) -> Numbered:
-    starts = np.zeros(len(nodes) + 1, dtype=np.int64)
-    np.cumsum([one.size for one in nodes], out=starts[1:])
-    return Numbered(np.concatenate([*nodes, np.zeros(0, dtype=np.int32)]), starts, sizes, count)
+    return Numbered(nodes.astype(np.int32), starts, sizes, chains.count)
 
 
 class Trie(ABC):
@@ -109,13 +108,11 @@ class Trie(ABC):
         self.measured_from = measured_from
         self._chains = Chains()
         self._scalars = np.zeros(OWN + 1, dtype=np.int64)
-        self._nodes: list[np.ndarray] = []
+        self._noted: list[np.ndarray] = []
 
     def add(self, ids: np.ndarray) -> None:
         """Note a request's block ids, int64 [blocks]; `feed` replays what was noted."""
-        self._nodes.append(self._chains(ids).astype(np.int32))
-        if self._chains.count > MOST_PAGES:
-            raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
+        self._noted.append(ids)
 
     def feed(self, sizes: np.ndarray) -> None:
         """Replay the requests noted since the last call.
@@ -124,11 +121,15 @@ class Trie(ABC):
         ----------
         sizes : int64 [all their blocks]
             Tokens of each block.
+
+        Raises
+        ------
+        WorkloadError
+            If there are more sizes than blocks or fewer, or more than 2^30 distinct prefixes.
         """
-        nodes, starts, sizes, count = _joined(self._nodes, sizes, self._chains.count)
-        self._nodes = []
-        self._replay(nodes, starts, sizes, count)
-        self._scalars[REQUESTS] += starts.size - 1
+        noted, self._noted = self._noted, []
+        self._replay(*_numbered(self._chains, noted, sizes))
+        self._scalars[REQUESTS] += len(noted)
 
     def finish(self) -> None:  # noqa: B027 (most policies have nothing to end)
         """Say that the stream has ended, for a policy that must know it whole."""

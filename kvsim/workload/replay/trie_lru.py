@@ -69,7 +69,7 @@ class TrieLru(Trie):
 
         Use it instead of `add` and `feed`, not beside them: those number prefixes themselves.
         """
-        self._replay(trace.nodes, trace.starts, trace.sizes, trace.prefixes)
+        self._replay(*trace)
         self._scalars[REQUESTS] += trace.starts.size - 1
 
     def _replay(self, nodes: np.ndarray, starts: np.ndarray, sizes: np.ndarray, count: int) -> None:
