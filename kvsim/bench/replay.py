@@ -52,7 +52,8 @@ def lru_hits(path: Path, pages: int) -> int:
     return cache.hits
 
 
-def _against_libcachesim(pages: int, requests: int = REQUESTS) -> dict[str, Any]:
+def against_libcachesim(requests: int, objects: int, pages: int) -> dict[str, Any]:
+    """Time LRU from an oracleGeneral file, reading included, against libcachesim."""
     name = f"LRU of {pages:,} pages, {requests:,} requests of 64-bit ids, reading the file included"
     baseline = "libcachesim's process_trace"
     try:
@@ -61,7 +62,7 @@ def _against_libcachesim(pages: int, requests: int = REQUESTS) -> dict[str, Any]
         return unmeasured(name, baseline, at_least=8, reason=str(missing))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "zipf.oracleGeneral"
-        write_zipf(path, requests, OBJECTS)
+        write_zipf(path, requests, objects)
 
         def theirs(**settings: int) -> float:
             # Making the cache is not timed on this side, though it is on ours.
@@ -142,9 +143,10 @@ class Conversations:
         same("tokens counted", cache.total_tokens, found.totalTokens)
 
 
-def _against_python(blocks: int, whole: bool) -> dict[str, Any]:
+def against_python(blocks: int, pages: int, whole: bool) -> dict[str, Any]:
+    """Time prefix LRU against kvcache-simulator in Python, numbering prefixes or not."""
     what = "numbering prefixes included" if whole else "prefixes numbered beforehand"
-    name = f"prefix LRU of {PAGES:,} pages, {blocks:,} blocks, {what}"
+    name = f"prefix LRU of {pages:,} pages, {blocks:,} blocks, {what}"
     baseline = "kvcache-simulator's Python backend"
     try:
         plans, _ = peer("kvcache-simulator", "kvcache_sim.plan")
@@ -157,15 +159,15 @@ def _against_python(blocks: int, whole: bool) -> dict[str, Any]:
 
     def ours() -> None:
         if whole:
-            cache = trace.whole(PAGES)
+            cache = trace.whole(pages)
         else:
-            cache = TrieLru(PAGES, trace.measured_from)
+            cache = TrieLru(pages, trace.measured_from)
             cache.replay(given)
         found.append(cache)
 
     def theirs() -> None:
         used = plans.build_execution_plan(trace.theirs) if whole else plan
-        found.append(policies.simulate_policy(used, "lru", PAGES))
+        found.append(policies.simulate_policy(used, "lru", pages))
 
     def pair() -> tuple[float, float]:
         found.clear()
@@ -185,8 +187,9 @@ def _against_python(blocks: int, whole: bool) -> dict[str, Any]:
     )
 
 
-def _against_cpp(blocks: int) -> dict[str, Any]:
-    name = f"prefix LRU, {blocks:,} blocks: marginal time of one more capacity near {PAGES:,} pages"
+def against_cpp(blocks: int, pages: int) -> dict[str, Any]:
+    """Time one more capacity of prefix LRU against one more of kvcache-simulator in C++."""
+    name = f"prefix LRU, {blocks:,} blocks: marginal time of one more capacity near {pages:,} pages"
     baseline = "kvcache-simulator's C++ backend, marginal too"
     try:
         cpp, _ = peer("kvcache-simulator", "kvcache_sim.cpp_backend")
@@ -198,7 +201,7 @@ def _against_cpp(blocks: int) -> dict[str, Any]:
     except PeerMissing as missing:
         return unmeasured(name, baseline, at_least=1.2, reason=str(missing))
     given = numbered(trace.requests, trace.sizes)
-    extra = [PAGES + 10 * number for number in range(1, EXTRA + 1)]
+    extra = [pages + 10 * number for number in range(1, EXTRA + 1)]
 
     def ours() -> list[TrieLru]:
         caches = [TrieLru(pages, trace.measured_from) for pages in extra]
@@ -206,18 +209,21 @@ def _against_cpp(blocks: int) -> dict[str, Any]:
             cache.replay(given)
         return caches
 
-    def theirs(pages: list[int]) -> dict[tuple[str, int], Any]:
+    def theirs(capacities: list[int]) -> dict[tuple[str, int], Any]:
         return cpp.run_cpp_sweep(
-            trace.theirs, capacities=pages, policies=["lru"], warmup_requests=trace.measured_from
+            trace.theirs,
+            capacities=capacities,
+            policies=["lru"],
+            warmup_requests=trace.measured_from,
         ).results
 
-    found = theirs([PAGES, *extra])
+    found = theirs([pages, *extra])
     for cache in ours():
         trace.check(cache, found["lru", cache.pages])
     pairs = []
     for _ in range(REPETITIONS):
         # What a sweep of theirs costs apart from its capacities cancels out in the difference.
-        more = seconds(lambda: theirs([PAGES, *extra])) - seconds(lambda: theirs([PAGES]))
+        more = seconds(lambda: theirs([pages, *extra])) - seconds(lambda: theirs([pages]))
         pairs.append((seconds(ours) / EXTRA, more / EXTRA))
     ours_ms, theirs_ms = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
     return Pair(tuple(a for a, _ in pairs), tuple(b for _, b in pairs)).entry(
@@ -232,7 +238,7 @@ def _against_cpp(blocks: int) -> dict[str, Any]:
 def measurements() -> list[Callable[[], dict[str, Any]]]:
     """Return all measurements. Each makes its own trace, so that only one is in memory."""
     return [
-        *(partial(_against_libcachesim, pages) for pages in (OBJECTS // 100, OBJECTS // 10)),
-        *(partial(_against_python, BLOCKS, whole) for whole in (False, True)),
-        partial(_against_cpp, BLOCKS),
+        *(partial(against_libcachesim, REQUESTS, OBJECTS, OBJECTS // part) for part in (100, 10)),
+        *(partial(against_python, BLOCKS, PAGES, whole) for whole in (False, True)),
+        partial(against_cpp, BLOCKS, PAGES),
     ]
