@@ -68,10 +68,11 @@ def test_pieces_tokens_and_the_counted_part(policy, requests, pages, cut, first)
 def test_numbers_given_once_serve_every_size(requests, pages, first):
     sizes = np.array([5 + depth for one in requests for depth in range(len(one))], dtype=np.int64)
     trace = numbered([np.array(one, dtype=np.int64) for one in requests], sizes)
-    for size in (pages, pages + 3):
+    for size, times in ((pages, 1), (pages + 3, 1), (pages, 2)):
         cache = TrieLru(size, first)
-        cache.replay(trace)
-        want = replayed("trie_lru", size, requests, first, weight=5)
+        for _ in range(times):
+            cache.replay(trace)
+        want = replayed("trie_lru", size, requests * times, first, weight=5)
         for name in ("hits", "accesses", "hit_tokens", "total_tokens", "filled"):
             assert getattr(cache, name) == getattr(want, name)
 
