@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CONSTANTS = ("fields.py", "lanes.py", "streaming.py")
-# Rooms, or parts of them, whose kernels allocate nothing, and so are compiled without counting references to
-# arrays: the counting would take most of a step's time.
+# Rooms, or parts of them, whose kernels allocate nothing, and so are compiled without counting
+# references to arrays: the counting would take most of a step's time.
 WITHOUT_REFERENCES = (
     "kvsim.paging",
     "kvsim.engine",
