@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 CONSTANTS = ("fields.py", "lanes.py", "streaming.py")
-# Rooms whose kernels allocate nothing, and so are compiled without counting references to
-# arrays: the counting would take most of a step's time.
-WITHOUT_REFERENCES = ("kvsim.paging", "kvsim.engine")
+# Rooms, or parts of them, whose kernels allocate nothing, and so are compiled without counting
+# references to arrays: the counting would take most of a step's time.
+WITHOUT_REFERENCES = (
+    "kvsim.paging",
+    "kvsim.engine",
+    "kvsim.workload.replay",
+    "kvsim.workload.traces",
+)
 ROOMS = ("paging", "tensors", "workload", "engine")
 
 

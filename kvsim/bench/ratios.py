@@ -47,6 +47,20 @@ class Pair:
         }
 
 
+def unmeasured(name: str, baseline: str, *, at_least: float, reason: str) -> dict[str, Any]:
+    """Return the entry of what could not be measured here: no ratio, and the reason in words."""
+    return {
+        "name": name,
+        "baseline": baseline,
+        "ratio": None,
+        "ratio_min": None,
+        "ratio_max": None,
+        "target": f">= {at_least:g}",
+        "met": None,
+        "detail": reason,
+    }
+
+
 def seconds(function: Callable[[], object]) -> float:
     """Return how long one call takes."""
     start = time.perf_counter()

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "engine": "kvsim.bench.engine",
     "evict": "kvsim.bench.evict",
     "ledger": "kvsim.bench.ledger",
+    "replay": "kvsim.bench.replay",
 }
 
 
@@ -35,8 +36,8 @@ def measure(
     Returns
     -------
     list of dict
-        {name, baseline, ratio, ratio_min, ratio_max, target, met, detail}; `met` is None where
-        something could not be measured.
+        {name, baseline, ratio, ratio_min, ratio_max, target, met, detail}; where something could
+        not be measured, `met` and the ratios are None and `detail` says why.
 
     Raises
     ------

@@ -212,10 +212,13 @@ def layouts(
 @app.command()
 @_command
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: evict or ledger.")],
+    name: Annotated[str, typer.Argument(help="What to measure: evict, ledger or replay.")],
     as_json: Json = False,
 ) -> None:
     """Measure speed ratios inside one run, against baselines kept in kvsim/bench.
+
+    `replay` measures against other simulators, which `uv sync --group peers` installs; without
+    them its rows say so.
 
     Example: kvsim bench ledger
     """

@@ -285,7 +285,8 @@ def print_bench(results: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(heading)
     for r in results:
         met = {True: "yes", False: "no", None: "not measured"}[r["met"]]
-        numbers = [f"{r[k]:.4g}" for k in ("ratio", "ratio_min", "ratio_max")]
+        ratios = [r[k] for k in ("ratio", "ratio_min", "ratio_max")]
+        numbers = ["-" if ratio is None else f"{ratio:.4g}" for ratio in ratios]
         table.add_row(r["name"], r["baseline"], *numbers, r["target"], met)
         if r.get("detail"):
             table.add_row("", r["detail"], "", "", "", "", "")

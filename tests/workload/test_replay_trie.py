@@ -10,6 +10,8 @@ from oracles import prefixes
 
 from kvsim.errors import WorkloadError
 from kvsim.workload.replay.hits import TRIE
+from kvsim.workload.replay.trie import numbered
+from kvsim.workload.replay.trie_lru import TrieLru
 
 REQUESTS = st.lists(st.lists(st.integers(0, 2), max_size=7), max_size=25)
 ORACLES = {
@@ -60,6 +62,29 @@ def test_pieces_tokens_and_the_counted_part(policy, requests, pages, cut, first)
     assert cache.hit_tokens == sum(5 + d for _, hit in counted for d in range(hit))
     whole = replayed(policy, pages, requests, first)
     assert (cache.hits, cache.filled) == (whole.hits, whole.filled)
+
+
+@given(requests=REQUESTS, pages=st.integers(1, 12), first=st.integers(0, 25))
+def test_numbers_given_once_serve_every_size(requests, pages, first):
+    sizes = np.array([5 + depth for one in requests for depth in range(len(one))], dtype=np.int64)
+    trace = numbered([np.array(one, dtype=np.int64) for one in requests], sizes)
+    for size, times in ((pages, 1), (pages + 3, 1), (pages, 2)):
+        cache = TrieLru(size, first)
+        for _ in range(times):
+            cache.replay(trace)
+        want = replayed("trie_lru", size, requests * times, first, weight=5)
+        for name in ("hits", "accesses", "hit_tokens", "total_tokens", "filled"):
+            assert getattr(cache, name) == getattr(want, name)
+
+
+def test_sizes_of_other_blocks_are_refused():
+    blocks = [np.arange(3)]
+    with pytest.raises(WorkloadError, match="2 sizes for 3 blocks"):
+        numbered(blocks, np.ones(2, dtype=np.int64))
+    cache = TrieLru(4)
+    cache.add(blocks[0])
+    with pytest.raises(WorkloadError, match="4 sizes for 3 blocks"):
+        cache.feed(np.ones(4, dtype=np.int64))
 
 
 def test_a_block_behind_a_missing_one_is_no_hit():

@@ -150,6 +150,33 @@ def test_chains_number_prefixes(lists):
         assert known.get(numbers[number][:-1], -1) == parent
 
 
+@given(st.lists(st.lists(st.integers(-2, 2), max_size=8), max_size=30), st.integers(0, 30))
+def test_chains_of_many_lists_are_those_of_each(lists, cut):
+    chains, many = Chains(), Chains()
+    want = [n for ids in lists for n in chains(np.array(ids, dtype=np.int64)).tolist()]
+    found = []
+    for part in (lists[:cut], lists[cut:]):
+        starts = np.cumsum([0, *map(len, part)])
+        ids = np.array([one for ids in part for one in ids], dtype=np.int64)
+        found += many.each(ids, starts).tolist()
+    assert found == want
+    assert many.count == chains.count
+
+
+def test_chains_of_many_lists_in_pieces(monkeypatch):
+    # Lists shorter than a piece, longer ones, and empty ones where a piece ends.
+    monkeypatch.setattr("kvsim.workload.traces.chains._PIECE", 16)
+    rng = np.random.default_rng(5)
+    lengths = rng.choice([0, 1, 7, 16, 40], 300)
+    lists = [rng.integers(0, 3, length) for length in lengths]
+    chains, many = Chains(), Chains()
+    want = np.concatenate([chains(ids) for ids in lists])
+    starts = np.cumsum([0, *lengths])
+    assert np.array_equal(many.each(np.concatenate(lists), starts), want)
+    # What the last list began with is guessed from, and found, by a single list too.
+    assert np.array_equal(many(lists[-1]), chains(lists[-1]))
+
+
 def test_chains_grow_and_fresh_numbers_belong_to_nobody():
     chains = Chains()
     rng = np.random.default_rng(5)

@@ -8,6 +8,8 @@ requests from `measured_from` on are counted, in blocks and in tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,57 @@ def count(sizes, begin, end, hit, scalars):
         scalars[TOKENS] += sizes[i]
         if i < begin + hit:
             scalars[HIT_TOKENS] += sizes[i]
+
+
+class Numbered(NamedTuple):
+    """Requests whose prefixes have numbers, for replays that need them more than once.
+
+    Attributes
+    ----------
+    nodes : int32 [all blocks]
+        The number of the prefix that each block ends.
+    starts : int64 [requests + 1]
+        Where each request begins in `nodes`, and the end of the last.
+    sizes : int64 [all blocks]
+        Tokens of each block.
+    prefixes : int
+        All numbers are below it.
+    """
+
+    nodes: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    prefixes: int
+
+
+def numbered(requests: Iterable[np.ndarray], sizes: np.ndarray) -> Numbered:
+    """Number the prefixes of requests.
+
+    Parameters
+    ----------
+    requests : iterable of int64 [blocks]
+        Block ids.
+    sizes : int64 [all their blocks]
+        Tokens of each block.
+
+    Raises
+    ------
+    WorkloadError
+        If there are more sizes than blocks or fewer, or more than 2^30 distinct prefixes.
+    """
+    return _numbered(Chains(), list(requests), sizes)
+
+
+def _numbered(chains: Chains, requests: list[np.ndarray], sizes: np.ndarray) -> Numbered:
+    starts = np.zeros(len(requests) + 1, dtype=np.int64)
+    np.cumsum([ids.size for ids in requests], out=starts[1:])
+    ids = np.concatenate([*requests, np.zeros(0, dtype=np.int64)])
+    if ids.size != sizes.size:
+        raise WorkloadError(f"{sizes.size} sizes for {ids.size} blocks")
+    nodes = chains.each(ids, starts)
+    if chains.count > MOST_PAGES:
+        raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
+    return Numbered(nodes.astype(np.int32), starts, sizes, chains.count)
 
 
 class Trie(ABC):
@@ -55,13 +108,11 @@ class Trie(ABC):
         self.measured_from = measured_from
         self._chains = Chains()
         self._scalars = np.zeros(OWN + 1, dtype=np.int64)
-        self._nodes: list[np.ndarray] = []
+        self._noted: list[np.ndarray] = []
 
     def add(self, ids: np.ndarray) -> None:
         """Note a request's block ids, int64 [blocks]; `feed` replays what was noted."""
-        self._nodes.append(self._chains(ids).astype(np.int32))
-        if self._chains.count > MOST_PAGES:
-            raise WorkloadError(f"more than {MOST_PAGES} distinct prefixes")
+        self._noted.append(ids)
 
     def feed(self, sizes: np.ndarray) -> None:
         """Replay the requests noted since the last call.
@@ -70,13 +121,15 @@ class Trie(ABC):
         ----------
         sizes : int64 [all their blocks]
             Tokens of each block.
+
+        Raises
+        ------
+        WorkloadError
+            If there are more sizes than blocks or fewer, or more than 2^30 distinct prefixes.
         """
-        starts = np.zeros(len(self._nodes) + 1, dtype=np.int64)
-        np.cumsum([nodes.size for nodes in self._nodes], out=starts[1:])
-        nodes = np.concatenate([*self._nodes, np.zeros(0, dtype=np.int32)])
-        self._nodes = []
-        self._replay(nodes, starts, sizes, self._chains.count)
-        self._scalars[REQUESTS] += starts.size - 1
+        noted, self._noted = self._noted, []
+        self._replay(*_numbered(self._chains, noted, sizes))
+        self._scalars[REQUESTS] += len(noted)
 
     def finish(self) -> None:  # noqa: B027 (most policies have nothing to end)
         """Say that the stream has ended, for a policy that must know it whole."""

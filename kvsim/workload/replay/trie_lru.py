@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.jit import kernel
 from kvsim.workload.replay.flat import grown
 from kvsim.workload.replay.lists import insert_before, unlink
-from kvsim.workload.replay.trie import CACHED, FILLED, REQUESTS, Trie, count
+from kvsim.workload.replay.trie import CACHED, FILLED, REQUESTS, Numbered, Trie, count
 
 
 @kernel
@@ -63,6 +63,14 @@ class TrieLru(Trie):
         super().__init__(pages, measured_from)
         self._present = np.zeros(0, dtype=np.uint8)
         self._links = np.zeros((1, 2), dtype=np.int32)
+
+    def replay(self, trace: Numbered) -> None:
+        """Replay requests numbered beforehand, which caches of several sizes may share.
+
+        Use it instead of `add` and `feed`, not beside them: those number prefixes themselves.
+        """
+        self._replay(*trace)
+        self._scalars[REQUESTS] += trace.starts.size - 1
 
     def _replay(self, nodes: np.ndarray, starts: np.ndarray, sizes: np.ndarray, count: int) -> None:
         self._present = grown(self._present, count, 0)

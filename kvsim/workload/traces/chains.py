@@ -15,6 +15,8 @@ ROOT = -1
 _LOW, _HIGH, _PARENT, _LAST = 0x2C1B3C6D, 0x297A2D39, 0x1B873593, 0x3C6EF35F
 _PART = 0xFFFFFFFF
 _FIRST_SLOTS = 1 << 12
+# Ids of many lists numbered at once: room is made for all of them, as if each were new.
+_PIECE = 1 << 16
 
 
 @kernel
@@ -26,12 +28,14 @@ def slot_of(parent, one, mask):
 
 
 @kernel
-def find_all(ids, slots, keys, count, nodes):
+def find_all(ids, begin, end, slots, keys, count, nodes):
     """Write the number of each prefix, making new ones; return how many there are then.
 
     Parameters
     ----------
     ids : int64 [n]
+    begin, end : int
+        Where one list of ids begins and ends.
     slots : int32 [power of two]
         Numbers, -1 where empty; the caller keeps half of them empty.
     keys : int64 [capacity, 2]
@@ -45,7 +49,7 @@ def find_all(ids, slots, keys, count, nodes):
     mask = np.int64(slots.size - 1)
     parent = np.int64(ROOT)
     alike = True
-    for i in range(ids.size):
+    for i in range(begin, end):
         one = ids[i]
         guess = nodes[i]
         # A turn of a conversation mostly repeats the turn before it: no search for that part.
@@ -66,6 +70,19 @@ def find_all(ids, slots, keys, count, nodes):
             keys[node, 1] = one
         nodes[i] = node
         parent = node
+    return count
+
+
+@kernel
+def find_each(ids, starts, slots, keys, count, nodes):
+    """Do the same for lists that lie behind each other; each is guessed to begin as the last."""
+    for r in range(starts.size - 1):
+        begin, end = starts[r], starts[r + 1]
+        if r:
+            before = starts[r - 1]
+            for i in range(begin, end):
+                nodes[i] = nodes[before + i - begin] if before + i - begin < begin else -1
+        count = find_all(ids, begin, end, slots, keys, count, nodes)
     return count
 
 
@@ -113,8 +130,37 @@ class Chains:
         nodes = np.full(ids.size, -1, dtype=np.int64)
         known = min(ids.size, self._last.size)
         nodes[:known] = self._last[:known]
-        self.count = int(find_all(ids, self._slots, self._keys, self.count, nodes))
+        self.count = int(find_all(ids, 0, ids.size, self._slots, self._keys, self.count, nodes))
         self._last = nodes
+        return nodes
+
+    def each(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Return what a call for each of many lists in turn would, int64 [n].
+
+        Parameters
+        ----------
+        ids : int64 [n]
+            The lists behind each other.
+        starts : int64 [lists + 1]
+            Where each begins, and the end of the last.
+        """
+        nodes = np.full(ids.size, -1, dtype=np.int64)
+        first, lists = 0, starts.size - 1
+        while first < lists:
+            begin = int(starts[first])
+            # One list at least, and no more than a piece beyond it.
+            behind = int(np.searchsorted(starts, begin + _PIECE, side="right")) - 1
+            behind = min(max(behind, first + 1), lists)
+            part = slice(begin, int(starts[behind]))
+            inside, found = starts[first : behind + 1] - begin, nodes[part]
+            self._make_room(found.size)
+            known = min(int(inside[1]), self._last.size)
+            found[:known] = self._last[:known]
+            self.count = int(
+                find_each(ids[part], inside, self._slots, self._keys, self.count, found)
+            )
+            self._last = found[int(inside[-2]) :].copy()
+            first = behind
         return nodes
 
     def fresh(self) -> int:
