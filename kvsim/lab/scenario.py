@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
 from kvsim.lab.studies.extents_keys import ExtentStudy
+from kvsim.lab.studies.quarantine_keys import Quarantine
 from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
 
@@ -129,7 +130,7 @@ class Workload:
     kind : str
         A recording; the synthetic attention process; the process for requests that arrive. Or a
         serving engine, under a recorded trace or under requests that arrive by chance; or an
-        eviction of cached pages over extents.
+        eviction of cached pages over extents, or the removal of a span from a shared context.
     path : str
         A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
         lengths.
@@ -149,7 +150,9 @@ class Workload:
         Their mean rate, Poisson.
     """
 
-    kind: str = choice("recorded", "synthetic", "requests", "trace", "poisson", "extents")
+    kind: str = choice(
+        "recorded", "synthetic", "requests", "trace", "poisson", "extents", "quarantine"
+    )
     path: str = "package:smollm2-135m-4096-reduced"
     sequences: int = count(1, 1)
     forks: int = count(0)
@@ -206,6 +209,7 @@ PREFIX = Prefix()
 MEMORY = Memory()
 COST = Cost()
 EXTENTS = ExtentStudy()
+QUARANTINE = Quarantine()
 
 
 @dataclass(frozen=True)
@@ -238,6 +242,7 @@ class Scenario:
     memory: Memory = MEMORY
     cost: Cost = COST
     extents: ExtentStudy = EXTENTS
+    quarantine: Quarantine = QUARANTINE
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""
