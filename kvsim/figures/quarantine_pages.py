@@ -1,9 +1,8 @@
 """How much of a span's room comes back, and how much of the span stays readable, by page size?
 
-A column of panels per span, aligned and not. Upper row: pages freed in all, as a share of the
-span's own tokens; below 0 copies on write took more than the span left. Only ways that write
-nothing shared are shown there besides re-prefills: those with copies for each sequence are far
-below and stand in `quarantine_bytes`. Lower row: tokens of the span that attention still reads.
+A column of panels per span, by length and first position. Upper row: slots of the pages freed, as
+a share of the span's tokens. Lower row: tokens of the span that attention still reads. At the least
+fan-out that there is; with one sequence nothing is shared, and rewriting once for all is left out.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ COLUMNS = (*rows_of.COLUMNS, "freed_share")
 def select(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of one suffix and fan-out without tails, of several sizes of a page."""
     found = [row for row in rows_of.select(NAME, rows) if row["tail_tokens"] == 0]
-    # Ways that copied pages for each sequence are another figure's.
-    found = [row for row in found if not row["cow_pages_total"]]
+    found = [row for row in found if row["fan_out"] > 1 or row["sharing"] != "once"]
     sizes: dict[tuple[Any, ...], set[int]] = {}
     for row in found:
         sizes.setdefault(_case(row), set()).add(row["page_tokens"])
-    most = max(sizes, key=lambda case: (len(sizes[case]), str(case))) if sizes else None
+    most = min(sizes, key=lambda case: (-len(sizes[case]), case[::-1])) if sizes else None
     if most is None or len(sizes[most]) < 2:
         raise FigureError(f"{NAME} needs rows of more than one size of a page")
     return [
@@ -81,7 +79,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
     panels[1][0].set_ylabel("tokens of the span\nstill read")
     row = data[0]
     text = (
-        f"{row['layout']}, {row['fan_out']} sequences, {row['suffix_tokens']:,} tokens behind the "
+        f"{row['layout']}, fan-out {row['fan_out']}, {row['suffix_tokens']:,} tokens behind the "
         "span, no tails"
     )
     style.x_title(figure, "Tokens in a page", text)
