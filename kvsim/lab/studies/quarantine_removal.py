@@ -54,8 +54,7 @@ class Removal:
         root = self.ledger.open()
         self.ledger.append(root, self.context_tokens)
         self._share(root)
-        for member in self.members[::-1]:
-            # The last to write a shared page writes it in place: here the first sequence.
+        for member in self.members:
             self.ledger.append(member, self.study.tail_tokens)
 
     def remove(self) -> None:
