@@ -60,6 +60,27 @@ SERVING: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("TPOT p50 ms", lambda r: _number(r["tpot_p50_ms"], "{:.1f}")),
     ("goodput /s", lambda r: _number(r["goodput_requests_per_s"], "{:.2f}")),
 )
+# The same for removals of a span.
+QUARANTINE: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("method", lambda r: r["method"]),
+    ("sharing", lambda r: r["sharing"] or "-"),
+    ("planes", lambda r: r["planes"]),
+    ("device", lambda r: r["device"]),
+    ("page", lambda r: str(r["page_tokens"])),
+    ("prefix", lambda r: str(r["prefix_tokens"])),
+    ("span", lambda r: str(r["span_tokens"])),
+    ("suffix", lambda r: str(r["suffix_tokens"])),
+    ("fan-out", lambda r: str(r["fan_out"])),
+    ("tail", lambda r: str(r["tail_tokens"])),
+    ("span readable", lambda r: str(r["readable_span_tokens"])),
+    ("rows conditioned", lambda r: str(r["conditioned_tokens"])),
+    ("pages held", lambda r: f"{r['held_pages']} of {r['dense_pages']}"),
+    ("extra at most", lambda r: str(r["extra_pages_peak"])),
+    ("copied pages", lambda r: str(r["cow_pages_total"])),
+    ("moved MiB", lambda r: f"{r['moved_bytes_total'] / 2**20:,.1f}"),
+    ("computed", lambda r: str(r["prefilled_tokens_total"])),
+    ("ms", lambda r: f"{r['time_ns'] / 1e6:,.3f}"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,11 +102,14 @@ class Form:
 
 
 TOKEN_LOOP = Form(COLUMNS, 15, ("compaction", "page", "budget"))
+REMOVAL = Form(QUARANTINE, 10, ("device", "page"))
 ENGINE = Form(SERVING, 16, ("compaction", "page", "ceiling", "budget", "device"))
 
 
 def form_of(rows: Sequence[Row]) -> Form:
-    """Return the columns that fit these rows: those of a serving engine where all have them."""
+    """Return the columns that fit these rows: others than a token loop's where all have them."""
+    if rows and all("conditioned_tokens" in row for row in rows):
+        return REMOVAL
     return ENGINE if rows and all("prefix_cache" in row for row in rows) else TOKEN_LOOP
 
 

@@ -20,7 +20,7 @@ from kvsim.paging.version import MODEL_VERSION
 from kvsim.policies import registry
 from kvsim.workload.recorded import locate
 
-WITHOUT_A_FILE = ("synthetic", "extents")
+WITHOUT_A_FILE = ("synthetic", "extents", "quarantine")
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from kvsim.engine.costs.settings import Cost
 from kvsim.lab.keys import choice, count, number
 from kvsim.lab.studies.branch_keys import Branches
 from kvsim.lab.studies.extents_keys import ExtentStudy
+from kvsim.lab.studies.quarantine_keys import Quarantine
 from kvsim.lab.studies.serving_keys import Memory, Prefix, Serving
 from kvsim.workload.synthetic_process import Process
 
@@ -130,7 +131,7 @@ class Workload:
     kind : str
         A recording; the synthetic attention process; the process for requests that arrive. Or a
         serving engine, under a recorded trace or under requests that arrive by chance; or an
-        eviction of cached pages over extents.
+        eviction of cached pages over extents, or the removal of a span from a shared context.
     path : str
         A recording, where ``package:NAME`` is one that kvsim ships; for requests, a CSV of
         lengths.
@@ -150,7 +151,9 @@ class Workload:
         Their mean rate, Poisson.
     """
 
-    kind: str = choice("recorded", "synthetic", "requests", "trace", "poisson", "extents")
+    kind: str = choice(
+        "recorded", "synthetic", "requests", "trace", "poisson", "extents", "quarantine"
+    )
     path: str = "package:smollm2-135m-4096-reduced"
     sequences: int = count(1, 1)
     forks: int = count(0)
@@ -208,6 +211,7 @@ MEMORY = Memory()
 COST = Cost()
 EXTENTS = ExtentStudy()
 BRANCHES = Branches()
+QUARANTINE = Quarantine()
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,7 @@ class Scenario:
     cost: Cost = COST
     extents: ExtentStudy = EXTENTS
     branches: Branches = BRANCHES
+    quarantine: Quarantine = QUARANTINE
 
     def flat(self) -> dict[str, Any]:
         """Return every key of the scenario with its value, dotted, in order."""

@@ -14,9 +14,10 @@ MODULES = {
     "trace": "kvsim.lab.studies.serving",
     "poisson": "kvsim.lab.studies.serving",
     "extents": "kvsim.lab.studies.extents",
+    "quarantine": "kvsim.lab.studies.quarantine",
 }
 # Tables of a scenario that a token loop does not read.
-TABLES = ("branches", "serving", "prefix", "cost", "memory", "extents")
+TABLES = ("branches", "serving", "prefix", "cost", "memory", "extents", "quarantine")
 
 
 def _no_kernels() -> None:
