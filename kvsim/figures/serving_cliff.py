@@ -68,6 +68,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
         for j, (tokens, policy) in enumerate(columns):
             panel = axes[i][j]
             style.log_axis(panel.xaxis, ceilings, 4)
+            panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}k")
             _heights(panel, column, values)
             mine = [
                 row
@@ -79,7 +80,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
                 panel.set_title(f"{policy}\n{tokens}-token pages")
                 _crosses(panel, mine)
         axes[i][0].set_ylabel(label)
-    style.x_title(figure, "Ceiling of the pool, tokens", _caption(data))
+    style.x_title(figure, "Ceiling of the pool, tokens (k = 1,024)", _caption(data))
     style.finish(figure, _handles(rows))
     return figure
 

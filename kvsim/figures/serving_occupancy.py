@@ -2,7 +2,8 @@
 
 Held pages by their live slots, from 0 to a whole page, as shares of the pages held at that sample.
 *Before* is the last sample at which nothing had been evicted; *after* is the next one; *most holes*
-is the sample with the greatest share of dead slots among those held. A page that two requests
+is the sample with the greatest share of dead slots among those held, and is absent from runs in
+which every eviction took whole pages. A page that two requests
 share is counted once, and a slot is live if any of them retains it.
 """
 
@@ -43,6 +44,8 @@ def select(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, An
             continue
         arrays = _serving.series(NAME, row, folder)
         for stage, at in zip(STAGES, _stages(row, arrays), strict=True):
+            if stage == STAGES[2] and not arrays["dead_slots"][at]:
+                continue
             for live, pages in enumerate(arrays["pages_by_live_slots"][at].tolist()):
                 found.append(
                     {
@@ -96,29 +99,28 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
     policies = sorted({row["policy"] for row in data})
     lines = [line for line in _serving.LINES if any(row["granularity"] == line for row in data)]
     slots = [row["live_slots"] for row in data]
-    figure, axes = style.grid(
-        len(policies), len(lines), 1.25, [min(slots) - 0.5, max(slots) + 0.5], [0.0, 1.0]
-    , style.PAGE_IN)
-    width = 0.27
+    ends = [min(slots) - 0.5, max(slots) + 0.5]
+    figure, axes = style.grid(len(policies), len(lines), 1.3, ends, [0.0, 1.0], style.PAGE_IN)
+    least = 0.5 / max(row["held_pages"] for row in data)
     for i, policy in enumerate(policies):
         for j, line in enumerate(lines):
             panel = axes[i][j]
-            for place, stage in enumerate(STAGES):
+            style.log_axis(panel.yaxis, [least, 1.0], 10)
+            panel.set_ylim(least, 1.4)
+            for stage in STAGES:
                 mine = _rows.where(data, policy=policy, granularity=line, stage=stage)
-                panel.bar(
-                    [row["live_slots"] + (place - 1) * width for row in mine],
-                    [row["pages"] / row["held_pages"] if row["held_pages"] else 0 for row in mine],
-                    width,
-                    color=COLORS[stage],
-                    linewidth=0,
-                )
-            panel.set_ylim(0, 1.03)
+                if mine:
+                    edges = [row["live_slots"] - 0.5 for row in mine] + [ends[1]]
+                    shares = [row["pages"] / row["held_pages"] for row in mine]
+                    # A share of 0 lies below the logarithmic axis.
+                    panel.stairs(
+                        shares, edges, baseline=least, fill=True, color=COLORS[stage], alpha=0.25
+                    )
+                    panel.stairs(shares, edges, baseline=least, color=COLORS[stage], linewidth=0.9)
             panel.set_title(f"{policy}, {_serving.WORDS[line]}")
     figure.supylabel("share of held pages")
     caption = f"{_serving.settings(data[0])}, {data[0]['ceiling_pages']:,} pages"
-    style.x_title(
-        figure, "Live slots of a page", f"{caption} of {data[0]['page_tokens']} tokens"
-    )
+    style.x_title(figure, "Live slots of a page", f"{caption} of {data[0]['page_tokens']} tokens")
     words = {
         "before": "before the first eviction",
         "after": "at the next sample",
