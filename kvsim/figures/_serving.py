@@ -39,6 +39,7 @@ IDENTITY = (
     "granularity",
     "budget_fraction",
     "preemption",
+    "workload",
     "rate_per_s",
     "slo_ttft_ms",
     "slo_tpot_ms",
@@ -149,5 +150,8 @@ def title(row: AnyRow) -> str:
 
 def settings(row: AnyRow) -> str:
     """Say for which settings a figure holds."""
-    rate = f", {row['rate_per_s']:g} requests a second" if row["rate_per_s"] else ""
-    return f"{row['layout']} on {row['device']}{rate}"
+    said = {
+        "poisson": f"{row['rate_per_s']:g} requests a second by chance",
+        "trace": "requests of a trace",
+    }
+    return f"{row['layout']} on {row['device']}, {said[row['workload']]}"

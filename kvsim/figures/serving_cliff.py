@@ -67,7 +67,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
         values = [row[column] for row in rows if row["outcome"] == "completed"]
         for j, (tokens, policy) in enumerate(columns):
             panel = axes[i][j]
-            style.log_axis(panel.xaxis, ceilings, 4)
+            style.log_axis(panel.xaxis, ceilings, 2)
             panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}k")
             _heights(panel, column, values)
             mine = [
@@ -106,10 +106,12 @@ def _heights(axes: Axes, column: str, values: Sequence[float]) -> None:
     from kvsim.figures import style
 
     if column == "ttft_p99_s":
-        style.log_axis(axes.yaxis, values, 10)
+        style.log_axis(axes.yaxis, values, 10 if max(values) > 30 * min(values) else 2)
         return
     margin = 0.08 * max(values) or 0.1
-    axes.set_ylim(-margin, max(values) + margin)
+    # Crosses of infeasible ceilings stand above the data of the first row.
+    room = 0.7 * max(values) if column == "preemptions_total" else 0.0
+    axes.set_ylim(-margin, max(values) + margin + room)
 
 
 def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:
@@ -133,7 +135,7 @@ def _crosses(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         lost = sorted({r["ceiling_tokens"] for r in mine if r["outcome"] == "infeasible"})
         axes.plot(
             lost,
-            [0.94 - 0.11 * place] * len(lost),
+            [0.96 - 0.1 * place] * len(lost),
             transform=axes.get_xaxis_transform(),
             linestyle="",
             marker="x",

@@ -91,7 +91,7 @@ def draw(data: Sequence[Mapping[str, Any]]) -> Figure:
                 fitted = _rows.where(mine, efficiency=variants[1])
                 _line(panel, fitted, x, f"{what}_at_{at}", FITTED, "-")
                 text += f"; fitted {errors(fitted, f'{what}_at_{at}', f'recorded_{what}'):.1f}"
-            panel.text(0.98, 0.06, text, transform=panel.transAxes, ha="right", va="bottom")
+            panel.text(0.42, 0.1, text, transform=panel.transAxes, ha="center", va="bottom")
         name = {"held_percent": "occupied, %", "running": "requests that run"}[what]
         axes[i][0].set_ylabel(name)
         style.row_label(axes[i][1], shown[0]["device"])

@@ -31,7 +31,7 @@ from kvsim.workload.traces.chains import Chains
 PAGE_TOKENS = 16
 FITTED_S = 60.0
 """Requests that end in this time decide the fitted efficiency, in seconds."""
-GRID = tuple(float(value) for value in np.arange(0.6, 1.0001, 0.0125))
+GRID = tuple(round(0.6 + 0.0125 * step, 4) for step in range(33))
 SERIES = ("t", "gen_throughput", "running", "kv_cache_pct")
 REQUEST = ("input_toks", "output_toks", "queued_ts", "last_token_ts")
 
