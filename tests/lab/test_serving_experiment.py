@@ -59,8 +59,8 @@ def test_a_recorded_run_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot be read"):
         vllm_runs.load(tmp_path, "x", None)
     (tmp_path / "x.requests.jsonl").write_text('{"input_toks": 3}\n')
-    with pytest.raises(WorkloadError, match="x.requests.jsonl:1: needs"):
+    with pytest.raises(WorkloadError, match=r"x\.requests\.jsonl:1: needs"):
         vllm_runs.load(tmp_path, "x", None)
     (tmp_path / "x.requests.jsonl").write_text("no\n")
-    with pytest.raises(WorkloadError, match="x.requests.jsonl:1: the line is not valid JSON"):
+    with pytest.raises(WorkloadError, match=r"x\.requests\.jsonl:1: the line is not valid JSON"):
         vllm_runs.load(tmp_path, "x", None)
