@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import serving_tables
 
+from kvsim.engine.costs.settings import Cost
 from kvsim.errors import WorkloadError
 from kvsim.figures import serving_cliff
 from kvsim.lab import sweep, vllm_runs
@@ -64,3 +65,18 @@ def test_a_recorded_run_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.requests.jsonl").write_text("no\n")
     with pytest.raises(WorkloadError, match=r"x\.requests\.jsonl:1: the line is not valid JSON"):
         vllm_runs.load(tmp_path, "x", None)
+
+
+def test_the_recorded_run_gives_its_csv() -> None:
+    series = TRACES / "llmservingsim-vllm-timeseries"
+    prompts = TRACES / "llmservingsim-sharegpt" / "sharegpt300_prefixhash16.jsonl"
+    if not prompts.is_file():
+        pytest.skip("../shared/traces without the recorded run of vLLM")
+    machine = vllm_runs.Machine(
+        "RTX4090_Llama-3.1-8B", "Llama-3.1-8B", Cost(device="RTX-4090"), 2587, 256
+    )
+    rows = vllm_runs.compare(machine, vllm_runs.load(series, machine.run, prompts))
+    lines = serving_tables.pick(
+        serving_tables.read("serving_vllm"), run=machine.run, pool_share=1.0, efficiency=1.0
+    )
+    assert [{k: str(v) for k, v in row.items()} for row in rows] == lines
