@@ -53,7 +53,7 @@ def load(name: str, row: Mapping[str, Any], folder: Path) -> Maps:
     """
     import numpy as np
 
-    path = folder / _inside(name, row["page_map"])
+    path = folder / inside(name, row["page_map"])
     try:
         with np.load(path, allow_pickle=False) as archive:
             absent = [stage for stage in STAGES if stage not in archive.files]
@@ -87,7 +87,7 @@ def load(name: str, row: Mapping[str, Any], folder: Path) -> Maps:
     }
 
 
-def _inside(name: str, file: str) -> PurePosixPath:
+def inside(name: str, file: str) -> PurePosixPath:
     """Refuse a name that leads out of the results folder."""
     path = PurePosixPath(file)
     if path.is_absolute() or ".." in path.parts or "\0" in file:

@@ -56,7 +56,26 @@ def slot_states(arrays: Arrays) -> np.ndarray:
 
 def count_slots(arrays: Arrays) -> Slots:
     """Take the census of the physical slots of held pages."""
-    counts = np.bincount(slot_states(arrays).ravel(), minlength=NOT_HELD + 1)
+    return _count(slot_states(arrays))
+
+
+def occupancy(arrays: Arrays) -> tuple[Slots, np.ndarray]:
+    """Take the census, and count held pages by their live slots.
+
+    Returns
+    -------
+    Slots
+    pages : int64 [page_tokens + 1]
+        How many held pages have 0, 1, ... page_tokens live slots.
+    """
+    states = slot_states(arrays)
+    held = states[states[:, 0] != NOT_HELD]
+    live = np.count_nonzero(held == LIVE_SLOT, axis=1)
+    return _count(states), np.bincount(live, minlength=states.shape[1] + 1)
+
+
+def _count(states: np.ndarray) -> Slots:
+    counts = np.bincount(states.ravel(), minlength=NOT_HELD + 1)
     return Slots(live=int(counts[LIVE_SLOT]), dead=int(counts[DEAD_SLOT]), tail=int(counts[0]))
 
 
