@@ -86,9 +86,17 @@ def test_the_study_of_extents(recipe: str) -> None:
     assert _missing(row, *said) == set()
 
 
+def test_the_study_of_quarantine() -> None:
+    row = run(reading.load(ROOT / "scenarios" / "quarantine.toml", {}))
+    said = ("Columns", "Columns of the serving simulator", "Columns of the quarantine study")
+    assert _missing(row, *said) == set()
+
+
 def test_the_glossary_has_no_column_that_no_row_has() -> None:
     rows = [row_of({"policy.name": "knorm"}), _serving()]
     rows.append(run(reading.build({"workload.kind": "extents", "layout": "Qwen3-8B"}, "test")))
+    rows.append(run(reading.load(ROOT / "scenarios" / "quarantine.toml", {})))
     known = {name for row in rows for name in row}
-    said = _said("Columns", "Columns of the serving simulator", "Columns of the extents study")
+    studies = ("serving simulator", "extents study", "quarantine study")
+    said = _said("Columns", *(f"Columns of the {study}" for study in studies))
     assert {name for name in said if not name.startswith("memory_")} - known == set()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.engine.serving.engine import ServingEngine
 from kvsim.errors import KvsimError
 from kvsim.lab import reading
 from kvsim.lab.run import run
@@ -139,3 +140,15 @@ def test_samples_become_beams() -> None:
 def test_beams_that_cannot_be(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(KvsimError, match=named):
         _row(branches__beam_steps=4, **changes)
+
+
+def test_a_run_is_recounted_at_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = []
+    original = ServingEngine.check
+    monkeypatch.setattr(
+        ServingEngine, "check", lambda engine: (checks.append(engine.now_ns), original(engine))
+    )
+    row = _row(serving__sample_ms=100.0)
+    samples = int(row["makespan_s"] * 10) + 1
+    # At samples 1, 2, 4, 8 and so on, and at the end.
+    assert len(checks) == samples.bit_length() + 1 > 5

@@ -19,7 +19,7 @@ from kvsim.lab.studies.serving_branches import Beams, Branching
 from kvsim.lab.studies.serving_cache import Cap, Chains
 from kvsim.lab.studies.serving_columns import MEASURED
 from kvsim.lab.studies.serving_memory import Allocator
-from kvsim.lab.studies.serving_series import Series
+from kvsim.lab.studies.serving_series import Audit, Series
 from kvsim.lab.studies.serving_setup import Parts, load_requests, make_engine, understand
 from kvsim.lab.studies.study import Study
 from kvsim.paging import fields as f
@@ -192,7 +192,10 @@ def simulate(scenario: Scenario, series: dict[str, np.ndarray]) -> dict[str, Any
         if allocator is not None and int(watched.state[s.STEP]) % looks == 0:
             allocator(watched)
 
+    audit = Audit()
+
     def monitor(watched: ServingEngine) -> None:
+        audit(watched)
         samples(watched)
         if chains is not None:
             chains(watched)
