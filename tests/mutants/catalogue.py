@@ -186,10 +186,11 @@ PAGING = [
     Mutant(
         "a census that counts shared slots twice",
         "paging/samples.py",
-        "return Slots(live=int(counts[LIVE_SLOT])",
-        "used = arrays.tables[arrays.tables[:, f.SEQUENCE] >= 0]\n"
+        "return _count(slot_states(arrays))",
+        "counted = _count(slot_states(arrays))\n"
+        "    used = arrays.tables[arrays.tables[:, f.SEQUENCE] >= 0]\n"
         "    live = int((used[:, f.CURSOR] - used[:, f.DEAD]).sum())\n"
-        "    return Slots(live=live",
+        "    return Slots(live=live, dead=counted.dead, tail=counted.tail)",
         LEDGER + "test_census_counts_a_shared_slot_once_and_as_live_if_any_table_says_so",
     ),
     Mutant(
