@@ -30,6 +30,22 @@ def test_some_scenarios_end_and_do_not_depend_on_leaping() -> None:
     assert DAILY // 5 < finished < DAILY
 
 
+def _end(last: int) -> None:
+    for seed in range(last):
+        # Refuses a wrong sum at the end; what an infeasible run says is a reason.
+        outcome, _, _ = play(draw(np.random.default_rng(seed)), leaping=True, checking=False)
+        assert outcome, seed
+
+
+def test_very_many_scenarios_end() -> None:
+    _end(1_000)
+
+
+@pytest.mark.nightly
+def test_ten_thousand_scenarios_end() -> None:
+    _end(NIGHTLY)
+
+
 @pytest.mark.nightly
 def test_many_scenarios_end_and_do_not_depend_on_leaping() -> None:
     for seed in range(DAILY, NIGHTLY):
