@@ -245,6 +245,7 @@ def test_looking_changes_nothing() -> None:
     [
         ({"prefix.victims": "page_aligned"}, "prefix.victims: without prefix.cap_pages"),
         ({"prefix.cap_pages": 9, "prefix.cache": "none"}, "prefix.cap_pages: without prefix.cache"),
+        ({"prefix.cap_pages": 9, "prefix.cache": "radix"}, "prefix.cap_pages: a radix tree"),
         (
             {"prefix.cap_pages": 9, "prefix.victims": "chain_aware", "pages.tokens": 3},
             "prefix.victims: chain_aware needs whole pages in an extent",

@@ -219,6 +219,10 @@ def check(scenario: Scenario, layout: KVLayout) -> None:
         return
     if prefix.cache == "none":
         raise ScenarioError("prefix.cap_pages: without prefix.cache no page is cached")
+    if prefix.cache == "radix":
+        raise ScenarioError(
+            "prefix.cap_pages: a radix tree is evicted in whole leaves; it has no cap"
+        )
     if prefix.victims != "lru" and not pages_per_extent(scenario, layout):
         raise ScenarioError(
             f"prefix.victims: {prefix.victims} needs whole pages in an extent of "
